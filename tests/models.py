@@ -1,0 +1,1 @@
+"""States and other models that only tests need; their tables are made without migrations."""

@@ -1,0 +1,19 @@
+"""The test project with the tests' own app; for pytest and for the processes that it starts.
+
+`DATABASE_URL` names the server, and any SQLite URL runs the suite on SQLite. Without it pytest
+runs on a PostgreSQL that pip installed, which `conftest.py` starts when a test asks for a database.
+"""
+
+import os
+
+NEEDS_PIP_POSTGRES = not os.environ.get("DATABASE_URL")
+if NEEDS_PIP_POSTGRES:
+    os.environ["DATABASE_URL"] = "postgres:///not-started-yet"
+
+from testproject.settings import *  # noqa: E402
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+# `tests.processes` reads from a worker's log which processes are ready.
+LOGGING["formatters"]["line"]["format"] = "[PID %(process)d] %(asctime)s %(name)s: %(message)s"
