@@ -1,0 +1,58 @@
+"""The settings: one dict, DJANGO_WORKFLOWS, each key here once with its default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The keys of DJANGO_WORKFLOWS and their defaults; spans of time are timedeltas."""
+
+    #: Failures of a handler before its delivery is failed.
+    ATTEMPTS: int = 10
+    #: Wait after the first failure; times BACKOFF_FACTOR after each further one, at most BACKOFF_MAX.
+    BACKOFF: timedelta = timedelta(seconds=1)
+    BACKOFF_FACTOR: float = 4.0
+    BACKOFF_MAX: timedelta = timedelta(hours=1)
+    #: Dead workers before the delivery that they ran is failed.
+    LOSSES: int = 5
+    #: How long a worker that has gone silent keeps what it runs.
+    LEASE: timedelta = timedelta(seconds=30)
+    #: How long one run may take before its worker lets go of it.
+    RUN_LIMIT: timedelta = timedelta(minutes=10)
+    #: Nothing but conflicts for so long counts as one failure.
+    CONFLICT_LIMIT: timedelta = timedelta(minutes=1)
+    #: An unknown message or handler name is tried again for so long (a rolling deploy).
+    UNKNOWN_LIMIT: timedelta = timedelta(minutes=10)
+    #: How often the relay, and an idle consumer of the DatabaseBroker, looks for due deliveries.
+    RELAY_EVERY: timedelta = timedelta(seconds=1)
+    POLL_EVERY: timedelta = timedelta(milliseconds=500)
+    #: Deliveries that the relay takes in one statement.
+    RELAY_BATCH: int = 100
+    #: The largest body of a message, in bytes of UTF-8.
+    MAX_BODY_BYTES: int = 1024 * 1024
+    #: The queue of what names no other.
+    QUEUE: str = "default"
+
+
+KEYS = tuple(field.name for field in fields(Settings))
+
+_last: tuple[Mapping[str, Any], Settings] | None = None
+
+
+def current() -> Settings:
+    """The settings in force now, `override_settings` included; unknown keys are a check's business."""
+    global _last
+    given: Mapping[str, Any] = getattr(django_settings, "DJANGO_WORKFLOWS", _NONE)
+    if _last is None or _last[0] is not given:
+        _last = given, Settings(**{key: given[key] for key in KEYS if key in given})
+    return _last[1]
+
+
+_NONE: Mapping[str, Any] = {}

@@ -1,0 +1,265 @@
+"""What a handler or step may ask for, and the context that is current on this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from uuid import UUID
+
+from django.db import transaction
+
+from django_workflows import outbox, registry
+from django_workflows.errors import MessageError, NobodyAsked
+from django_workflows.messages import Command, Event, Message
+from django_workflows.models import Delivery, Lifecycle, WorkflowState
+from django_workflows.outbox import Origin, Terms
+from django_workflows.registry import WorkflowDefinition
+from django_workflows.statements import NewDelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+S = TypeVar("S", bound=WorkflowState)
+
+
+class SendOptions(TypedDict, total=False):
+    """How a message is sent.
+
+    `delay` (a timedelta) or `at` (an aware datetime; one that has passed means now) let the
+    delivery wait in the table. `attributes` travel with this message, `sticky_attributes` with
+    it and everything it causes; both are JSON objects.
+    """
+
+    delay: timedelta | None
+    at: datetime | None
+    attributes: Mapping[str, Any] | None
+    sticky_attributes: Mapping[str, Any] | None
+
+
+@dataclass
+class Effects:
+    """What a run has asked for, carried out at its end."""
+
+    outgoing: list[NewDelivery] = field(default_factory=list)
+    #: Ids of all that was sent, whether it is still to be written or not, and the messages' names.
+    sent: dict[UUID, str] = field(default_factory=dict)
+    #: Names of the messages of which what waits is cancelled.
+    cancelled: set[str] = field(default_factory=set)
+    ending: Lifecycle | None = None
+    discarded: bool = False
+
+
+class Context:
+    """What handlers and steps have in common. An object of it lives for one run."""
+
+    def __init__(
+        self, delivery: Delivery, origin: Origin, effects: Effects, *, atomic: bool = True
+    ) -> None:
+        self._delivery = delivery
+        self._origin = origin
+        self._effects = effects
+        #: Whether the run is in a transaction of the engine's; if not, what is sent waits.
+        self._atomic = atomic
+        self._depth = _depth()
+
+    @property
+    def delivery_id(self) -> UUID:
+        """The same for every attempt: the idempotency key for outside services."""
+        return self._delivery.id
+
+    @property
+    def message_id(self) -> UUID:
+        """Shared by all deliveries of this message."""
+        return self._delivery.message_id
+
+    @property
+    def correlation_id(self) -> UUID:
+        """Shared by the whole conversation."""
+        return self._delivery.correlation_id
+
+    @property
+    def causation_id(self) -> UUID | None:
+        """The message that caused this one."""
+        return self._delivery.causation_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run, one more after each failure; conflicts do not count."""
+        return self._delivery.attempts + 1
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What was sent along with this message."""
+        return self._delivery.attributes
+
+    @property
+    def sticky_attributes(self) -> Mapping[str, Any]:
+        """What travels with this message and everything it causes."""
+        return self._delivery.sticky_attributes
+
+    def send(self, *commands: Command, **options: Unpack[SendOptions]) -> list[UUID]:
+        """Send commands, each to its one handler; the ids of the messages.
+
+        They leave when this run commits. Raises `WrongVerb` for an event and `NoHandler` for a
+        command that nothing handles.
+        """
+        outbox.require_commands(commands)
+        return self._prepare(commands, Terms(**options))
+
+    def publish(self, *events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
+        """Publish events to whatever reacts to them; the ids of the messages."""
+        outbox.require_events(events)
+        return self._prepare(events, Terms(**options))
+
+    def reply(self, message: Message, **options: Unpack[SendOptions]) -> UUID:
+        """Send a message to the one instance that asked, whoever else reacts to it.
+
+        That is the instance that sent the message being handled; in a step whose message no
+        other workflow sent, the instance that started this one. Raises `NobodyAsked`.
+        """
+        asker, instance_id = self._asker()
+        definition = registry.current().recipient(asker)
+        if not isinstance(definition, WorkflowDefinition) or not definition.step_of(type(message)):
+            raise MessageError(
+                f"{asker} asked, but has no step @when({type(message).__name__}) for the reply. "
+                f"Add one, or publish the event instead."
+            )
+        message_id, delivery = outbox.prepare_reply(
+            message, self._origin, Terms(**options), definition, instance_id
+        )
+        self._add([delivery])
+        return message_id
+
+    def _asker(self) -> tuple[str, UUID]:
+        if self._delivery.sender_instance_id is None:
+            raise NobodyAsked(
+                f"{self._delivery.message_name} was not sent by a workflow, so there is nobody to "
+                f"reply to. Publish an event instead."
+            )
+        return self._delivery.sender, self._delivery.sender_instance_id
+
+    def _prepare(self, messages: Sequence[Message], terms: Terms) -> list[UUID]:
+        ids, deliveries = outbox.prepare(messages, self._origin, terms)
+        self._add(deliveries)
+        return ids
+
+    def _add(self, deliveries: list[NewDelivery]) -> None:
+        """Keep the deliveries for the end of the run, unless a savepoint must be able to drop them."""
+        self._effects.sent.update({new.id: new.message_name for new in deliveries})
+        if not self._atomic:
+            # Waits for the user's own transaction, if one is open; else it is done at once.
+            transaction.on_commit(
+                partial(self._effects.outgoing.extend, deliveries), using=outbox.database().alias
+            )
+        elif _depth() > self._depth:
+            outbox.write(deliveries)
+        else:
+            self._effects.outgoing += deliveries
+
+
+class HandlerContext(Context):
+    """The second argument of a plain handler."""
+
+
+class WorkflowContext(Context, Generic[S]):
+    """The third argument of a step that is a function, and the base of `Workflow`."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        origin: Origin,
+        effects: Effects,
+        state: S,
+        definition: WorkflowDefinition,
+    ) -> None:
+        travelling = {**origin.workflow_ids, definition.name: str(state.pk)}
+        origin = replace(origin, workflow_ids=travelling, sender_instance_id=state.pk)
+        super().__init__(delivery, origin, effects)
+        self.state = state
+        self._definition = definition
+
+    @property
+    def workflow_id(self) -> UUID:
+        """The id of this instance."""
+        return self.state.pk
+
+    def cancel(self, *messages: type[Command]) -> None:
+        """Cancel what this instance has waiting of these commands that it sent itself.
+
+        One that is being handled at this moment is cancelled too: it will have had no effect.
+        """
+        names = {name for message in messages for name in message.stored_names()}
+        effects, own = self._effects, self._definition.name
+        effects.cancelled |= names
+        for sent in [id for id, name in effects.sent.items() if name in names]:
+            del effects.sent[sent]
+        effects.outgoing[:] = [
+            new for new in effects.outgoing if new.message_name not in names or new.handler != own
+        ]
+
+    def complete(self) -> None:
+        """End the instance with this step's changes; what it has waiting for itself is cancelled."""
+        self._effects.ending = Lifecycle.COMPLETED
+
+    def discard(self) -> None:
+        """Save nothing of the state; in a step that starts, there will be no instance.
+
+        What the step sent leaves all the same.
+        """
+        self._effects.discarded = True
+
+    def _asker(self) -> tuple[str, UUID]:
+        sender = self._delivery.sender_instance_id
+        if sender is not None and sender != self.state.pk:
+            return super()._asker()
+        if self.state.starter_id is None:
+            raise NobodyAsked(
+                f"No workflow sent {self._delivery.message_name}, and none started "
+                f"{self._definition.name} {self.state.pk}, so there is nobody to reply to. "
+                f"Publish an event instead."
+            )
+        return self.state.starter_workflow, self.state.starter_id
+
+
+_current: ContextVar[Context | None] = ContextVar("django_workflows_context", default=None)
+
+
+@contextmanager
+def entered(context: Context) -> Iterator[None]:
+    """Make the context the current one while the block runs."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def send(*commands: Command, **options: Unpack[SendOptions]) -> list[UUID]:
+    """Send commands from anywhere; the ids of the messages.
+
+    Inside a handler or step it is the same as `context.send`. Elsewhere the commands leave if,
+    and only if, the caller's transaction commits; without one they leave at once. Raises
+    `WrongVerb` for an event and `NoHandler` for a command that nothing handles.
+    """
+    if (context := _current.get()) is not None:
+        return context.send(*commands, **options)
+    outbox.require_commands(commands)
+    return outbox.send_in_transaction(commands, Origin(), Terms(**options))
+
+
+def publish(*events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
+    """Publish events from anywhere; the ids of the messages. The rest is as for `send`."""
+    if (context := _current.get()) is not None:
+        return context.publish(*events, **options)
+    outbox.require_events(events)
+    return outbox.send_in_transaction(events, Origin(), Terms(**options))
+
+
+def _depth() -> int:
+    """How many atomic blocks are open inside the outermost one."""
+    return len(outbox.database().savepoint_ids)

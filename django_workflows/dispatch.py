@@ -1,0 +1,191 @@
+"""One delivery, from claim to end. Read it from the top: what is called stands below."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import close_old_connections
+
+from django_workflows import conf, leases, outbox, recovery, registry, signals, statements
+from django_workflows.endings import (
+    Conflicted,
+    Ending,
+    Failed,
+    Handled,
+    Ignored,
+    Interrupted,
+    Lost,
+    Unknown,
+)
+from django_workflows.errors import LeaseLost, UnknownName
+from django_workflows.instances import DuplicateInstance
+from django_workflows.models import Delivery, Lifecycle, Status
+from django_workflows.registry import Errors, WorkflowDefinition
+from django_workflows.running import run_once
+
+logger = logging.getLogger(__name__)
+
+
+def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
+    """Handle one delivery, if it is due and nobody else has it. Never raises.
+
+    Returns how it ended, or None when it could not be claimed. `interruptions` are the errors
+    that an orderly shutdown raises in the thread; they use up no attempt. Needs no transaction;
+    opens its own. When the database cannot be reached, the lease runs out and the relay has it.
+    """
+    close_old_connections()
+    try:
+        delivery = claim(delivery_id)
+        if delivery is None:
+            return None
+        with leases.held(delivery):
+            ending = settle(delivery, run(delivery, interruptions))
+        announce(delivery, ending)
+    except BaseException:
+        logger.exception("Delivery %s is left to the relay.", delivery_id)
+        return None
+    else:
+        return ending
+    finally:
+        close_old_connections()
+
+
+def claim(delivery_id: UUID) -> Delivery | None:
+    """Make the delivery ours for a lease, in a transaction of its own."""
+    claimed = statements.claim(outbox.database(), [delivery_id], conf.current().LEASE)
+    return claimed[0] if claimed else None
+
+
+def run(delivery: Delivery, interruptions: Errors) -> Ending:
+    """Run it until it is committed, or something other than a conflict stops it."""
+    conflicts, contested = 0, False
+    while True:
+        try:
+            return run_once(delivery, conflicts, contested=contested)
+        except LeaseLost:
+            return Lost()
+        except UnknownName as error:
+            return Unknown(error)
+        except interruptions:
+            return Interrupted()
+        except DuplicateInstance as error:
+            if contested:
+                return Failed(error.__cause__ or error, conflicts)
+            contested = True
+        except BaseException as error:
+            if not recovery.is_conflict(error):
+                return Failed(error, conflicts)
+            if conflicts + 1 >= recovery.TRIES_IN_PLACE:
+                return Conflicted(error, conflicts + 1)
+        conflicts += 1
+        time.sleep(recovery.pause_in_place(conflicts))
+        close_old_connections()
+
+
+def settle(delivery: Delivery, ending: Ending) -> Ending:
+    """Decide, and record, what becomes of the delivery."""
+    settings = conf.current()
+    match ending:
+        case Handled() | Ignored():
+            return ending  # recorded in the transaction of its effects
+        case Lost():
+            return what_the_row_says(delivery, ending)
+        case Interrupted():
+            recorded = release(delivery, timedelta(0), "The worker was shut down.")
+        case Unknown(error) if recovery.held_up_for(delivery) < settings.UNKNOWN_LIMIT:
+            wait = min(recovery.held_up_for(delivery), timedelta(minutes=1))
+            recorded = release(delivery, wait + settings.RELAY_EVERY, str(error))
+        case Unknown(error):
+            ending, recorded = Failed(error), record_failure(delivery, error, None, 0)
+        case Conflicted(error, conflicts) if (
+            recovery.held_up_for(delivery) < settings.CONFLICT_LIMIT
+        ):
+            reason = recovery.record_of(error, delivery.attempts).error
+            recorded = release(delivery, recovery.pause_after_conflicts(), reason, conflicts)
+        case Conflicted(error, conflicts) | Failed(error, conflicts):
+            again = recovery.retry_after(delivery, error, unrecoverable_of(delivery))
+            ending, recorded = Failed(error), record_failure(delivery, error, again, conflicts)
+    return ending if recorded else what_the_row_says(delivery, ending)
+
+
+def release(delivery: Delivery, after: timedelta, reason: str, conflicts: int = 0) -> bool:
+    """Give it back with no attempt used up. False: it is no longer ours."""
+    return statements.release(
+        outbox.database(), delivery, after=after, reason=reason, conflicts=conflicts
+    )
+
+
+def record_failure(
+    delivery: Delivery, error: BaseException, retry_after: timedelta | None, conflicts: int
+) -> bool:
+    """Record the error, and when to try again; None: never. False: it is no longer ours."""
+    record = recovery.record_of(error, delivery.attempts + 1)
+    logger.error(
+        "Attempt %d of %s for %s (delivery %s) failed; %s.",
+        delivery.attempts + 1,
+        delivery.message_name,
+        delivery.handler,
+        delivery.id,
+        f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
+        exc_info=error,
+    )
+    recorded = statements.record_failure(
+        outbox.database(),
+        delivery,
+        retry_after=retry_after,
+        failure=record.failure,
+        error=record.error,
+        traceback=record.traceback,
+        conflicts=conflicts,
+    )
+    if recorded:
+        delivery.status = Status.PENDING if retry_after is not None else Status.FAILED
+    return recorded
+
+
+def unrecoverable_of(delivery: Delivery) -> Errors:
+    """The errors that the handler, or any step for this message, declares as not worth a retry."""
+    recipient = registry.current().recipient(delivery.handler)
+    if isinstance(recipient, WorkflowDefinition):
+        named = (s for s in recipient.steps if delivery.message_name in s.message.stored_names())
+        return tuple(error for step in named for error in step.unrecoverable)
+    return recipient.unrecoverable if recipient else ()
+
+
+def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:
+    """Whether the run was committed, although something was raised after its COMMIT."""
+    row = Delivery.objects.filter(pk=delivery.pk).values_list("status", "claims").first()
+    if row in ((Status.HANDLED, delivery.claims), (Status.IGNORED, delivery.claims)):
+        if isinstance(ending, Failed):
+            logger.error(
+                "Delivery %s was committed; this came after.", delivery.id, exc_info=ending.error
+            )
+        return Handled()
+    logger.warning(
+        "Delivery %s is %s by now: another worker has it, it was cancelled, or it was deleted. "
+        "What was done here has been rolled back.",
+        delivery.id,
+        row[0] if row else "gone",
+    )
+    return Lost()
+
+
+def announce(delivery: Delivery, ending: Ending) -> None:
+    """Send the signals, after the commit; a receiver that raises is logged by Django."""
+    recipient = registry.current().recipient(delivery.handler)
+    if recipient is None:
+        return
+    sender = recipient.state if isinstance(recipient, WorkflowDefinition) else recipient.function
+    match ending:
+        case Handled(instance, started):
+            delivery.status = Status.HANDLED
+            if started:
+                signals.workflow_started.send_robust(sender, delivery=delivery, instance=instance)
+            signals.delivery_handled.send_robust(sender, delivery=delivery, instance=instance)
+            if instance is not None and instance.lifecycle == Lifecycle.COMPLETED:
+                signals.workflow_completed.send_robust(sender, delivery=delivery, instance=instance)
+        case Failed(error) if delivery.status == Status.FAILED:
+            signals.delivery_failed.send_robust(sender, delivery=delivery, error=error)

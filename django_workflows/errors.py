@@ -1,0 +1,67 @@
+"""What can go wrong, in the words that a user reads."""
+
+from __future__ import annotations
+
+
+class WorkflowsError(Exception):
+    """The base of every error that django_workflows raises."""
+
+
+class DeclarationError(WorkflowsError):
+    """A message, handler or workflow is declared in a way that can never work."""
+
+
+class MessageError(WorkflowsError):
+    """A message cannot be sent as it is."""
+
+
+class WrongVerb(MessageError):
+    """Commands are sent and events are published; the other verb was used."""
+
+
+class NotSerialisable(MessageError):
+    """A message holds a value that would not arrive as it left."""
+
+
+class TooLarge(MessageError):
+    """A message's body is larger than MAX_BODY_BYTES."""
+
+
+class NoHandler(MessageError):
+    """A command was sent that no handler and no workflow handles."""
+
+
+class NobodyAsked(MessageError):
+    """A reply has nowhere to go: no workflow sent what is being handled."""
+
+
+class UnreadableBody(WorkflowsError):
+    """A stored body is not a valid message of its type; it is never retried."""
+
+
+class UnknownName(WorkflowsError):
+    """A stored delivery names a message or a handler that this process does not have."""
+
+
+class LookupMismatch(WorkflowsError):
+    """A lookup gave a value that the field it maps to cannot hold."""
+
+
+class InstanceMissing(WorkflowsError):
+    """No instance matches the message, and `if_missing` says that there must be one."""
+
+
+class StaleState(WorkflowsError):
+    """The instance was saved by another writer since it was read; read it again."""
+
+
+class LeaseLost(WorkflowsError):
+    """The delivery was given to another worker, or cancelled, while it ran."""
+
+
+class Unrecoverable(WorkflowsError):
+    """Raise it, or a subclass, from a handler or step: the delivery fails without a retry."""
+
+
+class InstanceRequired(InstanceMissing, Unrecoverable):
+    """As `InstanceMissing`, where `if_missing="fail"` asks for no retry."""

@@ -1,0 +1,56 @@
+"""The leases of what this process is running, extended while it runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from django_workflows import conf, outbox, statements
+from django_workflows.models import Delivery
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Lease:
+    claims: int
+    since: float = field(default_factory=time.monotonic)
+
+
+_held: dict[UUID, _Lease] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def held(delivery: Delivery) -> Iterator[None]:
+    """Have the delivery's lease extended by `extend` while the block runs."""
+    with _lock:
+        _held[delivery.id] = _Lease(delivery.claims)
+    try:
+        yield
+    finally:
+        with _lock:
+            _held.pop(delivery.id, None)
+
+
+def extend() -> None:
+    """Extend every lease that this process holds, except of what has run beyond RUN_LIMIT."""
+    settings = conf.current()
+    with _lock:
+        for delivery_id, lease in list(_held.items()):
+            if time.monotonic() - lease.since > settings.RUN_LIMIT.total_seconds():
+                del _held[delivery_id]
+                logger.error(
+                    "Delivery %s has run longer than RUN_LIMIT (%s); this worker lets go of it, and "
+                    "what it does will not be committed once another has taken it.",
+                    delivery_id,
+                    settings.RUN_LIMIT,
+                )
+        tokens = {delivery_id: lease.claims for delivery_id, lease in _held.items()}
+    if tokens:
+        statements.extend(outbox.database(), tokens, settings.LEASE)

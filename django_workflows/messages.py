@@ -1,0 +1,172 @@
+"""Messages: what they are, the name that is stored for each, and the way to JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.apps import apps
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from django_workflows import conf
+from django_workflows.errors import (
+    DeclarationError,
+    NotSerialisable,
+    TooLarge,
+    UnreadableBody,
+)
+
+
+class Message(BaseModel):
+    """What `Command` and `Event` share; declare one of those.
+
+    A message is frozen. Its stored name is the app label and the class name
+    (`orders.OrderPlaced`), or `name=` of the class statement; `aliases=` are names
+    that it had before, still read from the table.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    _given_name: ClassVar[str | None] = None
+    _stored_name: ClassVar[str | None] = None
+    _aliases: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(
+        cls, *, name: str | None = None, aliases: Iterable[str] = (), **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if isinstance(aliases, str):
+            raise DeclarationError(
+                f"{cls.__qualname__} has aliases={aliases!r}, which must be a list of names. "
+                f"Write aliases=[{aliases!r}]."
+            )
+        cls._given_name = name
+        cls._stored_name = None
+        cls._aliases = tuple(aliases)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_kwargs: Any) -> None:
+        for field in cls.model_fields:
+            if hasattr(Message, field):
+                raise DeclarationError(
+                    f"The field {field!r} of {cls.__qualname__} hides a name of its base class. "
+                    f"Give the field another name."
+                )
+
+    @classmethod
+    def stored_name(cls) -> str:
+        """The name that is stored with every delivery of this message.
+
+        Raises `DeclarationError` when the class lives outside every installed app and has no `name=`.
+        """
+        if cls._stored_name is None:
+            cls._stored_name = cls._given_name or name_in_app(cls, f"class {cls.__name__}")
+        return cls._stored_name
+
+    @classmethod
+    def stored_names(cls) -> tuple[str, ...]:
+        """The stored name, then the aliases."""
+        return (cls.stored_name(), *cls._aliases)
+
+
+class Command(Message):
+    """An order to do something, imperative: `TakePayment`. It has exactly one handler."""
+
+
+class Event(Message):
+    """A fact, in the past tense: `PaymentTaken`. Any number of handlers react to it."""
+
+
+def name_in_app(declared: type | Callable[..., Any], statement: str) -> str:
+    """The stored name of a class or function: its app's label and its own name."""
+    app = apps.get_containing_app_config(declared.__module__)
+    if app is None:
+        raise DeclarationError(
+            f"{declared.__module__}.{declared.__qualname__} is outside every installed app, so it has "
+            f"no stored name. Give it one: {statement}(..., name='some.{declared.__name__}')."
+        )
+    return f"{app.label}.{declared.__name__}"
+
+
+def to_json(message: Message) -> str:
+    """The body that is stored for this message.
+
+    Raises `NotSerialisable` when a value would not arrive as it left, `TooLarge` when the
+    body has more than MAX_BODY_BYTES bytes.
+    """
+    name = type(message).__qualname__
+    try:
+        body = message.model_dump_json()
+    except (PydanticSerializationError, UnicodeError, ValueError) as error:
+        raise NotSerialisable(f"{name} cannot be written as JSON: {error}. {_REMEDY}") from error
+    _check_size(name, body)
+    _check_round_trip(message, body)
+    return body
+
+
+def from_json(message_class: type[Message], body: str) -> Message:
+    """The message of this class with this body; unknown fields are ignored.
+
+    Raises `UnreadableBody`, which names the fields that do not fit.
+    """
+    try:
+        return message_class.model_validate_json(body, extra="ignore")
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        raise UnreadableBody(
+            f"The stored body is not a valid {message_class.__qualname__} ({problems}). "
+            f"Mend the class or the body, then replay the delivery."
+        ) from error
+
+
+_REMEDY = "Send ids, numbers, text, dates or nested pydantic models instead."
+
+
+def _check_size(name: str, body: str) -> None:
+    limit = conf.current().MAX_BODY_BYTES
+    if len(body) * 4 > limit and (size := len(body.encode())) > limit:
+        raise TooLarge(
+            f"{name} is {size:,} bytes as JSON and MAX_BODY_BYTES is {limit:,}. "
+            f"Store the data in a model and send its id, or raise the limit in DJANGO_WORKFLOWS."
+        )
+
+
+def _check_round_trip(message: Message, body: str) -> None:
+    """What leaves must be what arrives: a set in an untyped field would arrive as a list."""
+    try:
+        arrived = from_json(type(message), body)
+    except UnreadableBody as error:
+        raise NotSerialisable(
+            f"{type(message).__qualname__} would not arrive: {error.__cause__}. {_REMEDY}"
+        ) from error
+    if arrived == message:
+        return
+    for field in type(message).model_fields:
+        left, right = getattr(message, field), getattr(arrived, field)
+        if not _alike(left, right):
+            raise NotSerialisable(
+                f"{type(message).__qualname__}.{field} is {left!r:.200} and would arrive as "
+                f"{right!r:.200}. Declare the field's type so that JSON keeps it. {_REMEDY}"
+            )
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Equal, except that times in an ambiguous hour are compared as the instants they are."""
+    if isinstance(left, datetime) and isinstance(right, datetime):
+        return left.timestamp() == right.timestamp()
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, BaseModel):
+        return all(
+            _alike(getattr(left, field), getattr(right, field)) for field in type(left).model_fields
+        )
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_alike(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_alike, left, right))
+    return bool(left == right)

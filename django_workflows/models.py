@@ -1,0 +1,239 @@
+"""The two tables: the abstract state of a workflow, and the deliveries of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from django.db import models, router, transaction
+from django.db.models import F, Q
+from django.db.models.base import ModelBase
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+from uuid_utils.compat import uuid7
+
+from django_workflows import clock
+from django_workflows.errors import StaleState
+
+
+class Lifecycle(models.TextChoices):
+    """Where an instance stands. The first three handle messages; the others have ended."""
+
+    RUNNING = "running", _("running")
+    COMPENSATING = "compensating", _("compensating")
+    FAILED = "failed", _("failed")
+    COMPLETED = "completed", _("completed")
+    COMPENSATED = "compensated", _("compensated")
+    CANCELLED = "cancelled", _("cancelled")
+
+
+LIVE = (Lifecycle.RUNNING, Lifecycle.COMPENSATING, Lifecycle.FAILED)
+
+
+class WorkflowStateQuerySet(models.QuerySet["Any"]):
+    """Moves the version on whenever rows are updated, so that no running step overwrites them."""
+
+    def update(self, **values: Any) -> int:
+        values.setdefault("version", F("version") + 1)
+        values.setdefault("updated_at", timezone.now())
+        return super().update(**values)
+
+
+class WorkflowState(models.Model):
+    """The state of one instance of a workflow; extend it with the fields of your process.
+
+    Steps change it by assigning to its fields; the engine saves it with the step. Outside a
+    step `save()` raises `StaleState` when another writer was faster.
+    """
+
+    #: The workflow's stored name, and the names that it had before.
+    workflow_name: ClassVar[str | None] = None
+    workflow_aliases: ClassVar[tuple[str, ...]] = ()
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    version = models.PositiveBigIntegerField(default=0, editable=False)
+    lifecycle = models.CharField(
+        max_length=12, choices=Lifecycle, default=Lifecycle.RUNNING, editable=False, db_index=True
+    )
+    starter_workflow = models.CharField(max_length=200, default="", blank=True, editable=False)
+    starter_id = models.UUIDField(null=True, blank=True, editable=False)
+    started_at = models.DateTimeField(default=timezone.now, editable=False)
+    updated_at = models.DateTimeField(default=timezone.now, editable=False)
+    ended_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    objects = WorkflowStateQuerySet.as_manager()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self._meta.verbose_name} {self.pk} ({self.lifecycle})"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the instance still handles messages."""
+        return self.lifecycle in LIVE
+
+    def save(
+        self,
+        *,
+        force_insert: bool | tuple[ModelBase, ...] = False,
+        force_update: bool = False,
+        using: str | None = None,
+        update_fields: Iterable[str] | None = None,
+    ) -> None:
+        """Save the instance outside a step, in a transaction of its own or the caller's.
+
+        Raises `StaleState`, and saves nothing, when the row's version is not the one read.
+        """
+        using = using or router.db_for_write(type(self), instance=self)
+        if self._state.adding:
+            self.version = 1
+            super().save(force_insert=force_insert or True, using=using)
+            return
+        if update_fields is not None:
+            update_fields = {*update_fields, "version", "updated_at"}
+        read = self.version
+        try:
+            with transaction.atomic(using=using):
+                self._move_version_on(using)
+                super().save(force_update=True, using=using, update_fields=update_fields)
+        except BaseException:
+            self.version = read
+            raise
+
+    def _move_version_on(self, using: str) -> None:
+        """Take the row, if it is still the one that was read."""
+        row = type(self)._base_manager.using(using).filter(pk=self.pk, version=self.version)
+        self.version, self.updated_at = self.version + 1, timezone.now()
+        if not row.update(version=self.version):
+            raise StaleState(
+                f"{self._meta.label} {self.pk} was saved by another writer since version "
+                f"{self.version - 1} was read. Read it again and repeat the change."
+            )
+
+
+class Status(models.TextChoices):
+    """What has become of a delivery."""
+
+    PENDING = "pending", _("pending")
+    RUNNING = "running", _("running")
+    HANDLED = "handled", _("handled")
+    IGNORED = "ignored", _("ignored")
+    FAILED = "failed", _("failed")
+    CANCELLED = "cancelled", _("cancelled")
+
+
+UNENDED = (Status.PENDING, Status.RUNNING)
+REPLAYABLE = (Status.FAILED, Status.IGNORED, Status.CANCELLED)
+
+
+class DeliveryQuerySet(models.QuerySet["Delivery"]):
+    def replay(self) -> int:
+        """Make the replayable deliveries of this queryset due now, each with a fresh count.
+
+        Returns how many there were. Handled ones are never replayed, nor is what is pending
+        or running. One UPDATE, in the caller's transaction or its own; the relay does the rest.
+        """
+        now = clock.read(transaction.get_connection(self.db))
+        return self.filter(status__in=REPLAYABLE).update(
+            status=Status.PENDING,
+            reason="",
+            attempts=0,
+            losses=0,
+            held_up_since=None,
+            due_at=now,
+            relay_at=now,
+            ended_at=None,
+        )
+
+
+class Delivery(models.Model):
+    """One message on its way to one handler or workflow. The row is the truth.
+
+    Only the engine writes it. Rows of ended deliveries stay: they are the inbox, the history
+    and the replay store in one.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    message_id = models.UUIDField(help_text=_("Shared by all deliveries of one message."))
+    message_name = models.CharField(max_length=200)
+    body = models.TextField(help_text=_("The message as JSON."))
+    attributes = models.JSONField(default=dict, blank=True)
+    sticky_attributes = models.JSONField(default=dict, blank=True)
+    correlation_id = models.UUIDField(help_text=_("Shared by a whole conversation."))
+    causation_id = models.UUIDField(null=True, help_text=_("The message that caused this one."))
+    workflow_ids = models.JSONField(
+        default=dict, blank=True, help_text=_("Workflow name to instance id, as it travels.")
+    )
+
+    handler = models.CharField(max_length=200, help_text=_("The handler or workflow it goes to."))
+    part = models.CharField(max_length=36, default="", blank=True)
+    instance_id = models.UUIDField(null=True, blank=True)
+    sender = models.CharField(max_length=200, default="", blank=True)
+    sender_instance_id = models.UUIDField(null=True, blank=True)
+    sender_step = models.CharField(max_length=200, default="", blank=True)
+    queue = models.CharField(max_length=100, default="default")
+
+    status = models.CharField(max_length=9, choices=Status, default=Status.PENDING)
+    reason = models.TextField(default="", blank=True)
+    claims = models.PositiveIntegerField(default=0, help_text=_("The fencing token."))
+    attempts = models.PositiveIntegerField(default=0, help_text=_("Failures of the handler."))
+    losses = models.PositiveIntegerField(default=0, help_text=_("Leases that ran out."))
+    conflicts = models.PositiveIntegerField(default=0, help_text=_("Runs lost to a conflict."))
+    failures = models.JSONField(
+        default=list, blank=True, help_text=_("When and why each attempt failed, latest last.")
+    )
+    error = models.TextField(default="", blank=True)
+    traceback = models.TextField(default="", blank=True)
+
+    step = models.CharField(max_length=200, default="", blank=True)
+    version = models.PositiveBigIntegerField(null=True, blank=True)
+    changes = models.JSONField(
+        null=True, blank=True, help_text=_("Fields that the step changed: [before, after].")
+    )
+
+    created_at = models.DateTimeField()
+    due_at = models.DateTimeField(help_text=_("Not to be handled before."))
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    relay_at = models.DateTimeField(null=True, blank=True)
+    held_up_since = models.DateTimeField(
+        null=True, blank=True, help_text=_("Since when only conflicts or unknown names stop it.")
+    )
+
+    objects = DeliveryQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = _("deliveries")
+        constraints = (
+            models.UniqueConstraint(
+                fields=["message_id", "handler", "part"], name="django_workflows_once_per_handler"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=UNENDED, relay_at__isnull=False)
+                | (~Q(status__in=UNENDED) & Q(relay_at__isnull=True)),
+                name="django_workflows_relay_at_iff_unended",
+            ),
+        )
+        indexes = (
+            # The relay and the DatabaseBroker: what is due on a queue.
+            models.Index(
+                fields=["queue", "relay_at"],
+                name="django_workflows_due",
+                condition=Q(relay_at__isnull=False),
+            ),
+            # An instance's timeline, and the timeouts that a step cancels.
+            models.Index(
+                fields=["instance_id"],
+                name="django_workflows_instance",
+                condition=Q(instance_id__isnull=False),
+            ),
+            # The list of what failed, and its replay.
+            models.Index(
+                fields=["id"], name="django_workflows_failed", condition=Q(status="failed")
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.message_name} to {self.handler} ({self.status})"

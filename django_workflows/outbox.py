@@ -1,0 +1,286 @@
+"""Messages on their way out: written in the sender's transaction, handed over on its commit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.db import router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
+from uuid_utils.compat import uuid7
+
+from django_workflows import conf, registry, statements
+from django_workflows.errors import MessageError, NoHandler, NotSerialisable, WrongVerb
+from django_workflows.messages import Command, Event, Message, to_json
+from django_workflows.models import Delivery
+from django_workflows.registry import Recipient, WorkflowDefinition
+from django_workflows.statements import NewDelivery
+
+logger = logging.getLogger(__name__)
+
+Attributes = Mapping[str, Any]
+
+
+class Transport(Protocol):
+    """What carries the ids of deliveries to the workers."""
+
+    #: Whether deliveries that are due now are to be handed over on commit.
+    hands_over: bool
+
+    def hand_over(self, queue: str, ids: Sequence[UUID]) -> None:
+        """Give the ids to the workers of the queue, in bounded time; may fail."""
+
+
+class NoTransport:
+    """Nothing is handed over: whoever takes due rows finds them in the table."""
+
+    hands_over = False
+
+    def hand_over(self, queue: str, ids: Sequence[UUID]) -> None: ...
+
+
+#: Set by the app when it is ready, to what fits the project's broker.
+transport: Transport = NoTransport()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the messages that a handler or step sends inherit from it; outside one, nothing."""
+
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    sticky_attributes: Attributes = field(default_factory=dict)
+    workflow_ids: Mapping[str, str] = field(default_factory=dict)
+    sender: str = ""
+    sender_instance_id: UUID | None = None
+    sender_step: str = ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How messages are to be sent: when, and with which attributes."""
+
+    delay: timedelta | None = None
+    at: datetime | None = None
+    attributes: Attributes | None = None
+    sticky_attributes: Attributes | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
+            raise MessageError("Both delay= and at= are given. Give one of them.")
+        if self.delay is not None and not isinstance(self.delay, timedelta):
+            raise MessageError(
+                f"delay={self.delay!r} is not a timedelta. Write timedelta(seconds=...)."
+            )
+        if self.at is not None and (
+            not isinstance(self.at, datetime) or timezone.is_naive(self.at)
+        ):
+            raise MessageError(
+                f"at={self.at!r} is not an aware datetime. Use django.utils.timezone.now() and "
+                f"timezone.make_aware()."
+            )
+
+
+def send_in_transaction(messages: Sequence[Message], origin: Origin, terms: Terms) -> list[UUID]:
+    """Write these messages in the caller's transaction, or in one of their own; their ids.
+
+    They leave if, and only if, that transaction commits.
+    """
+    ids, deliveries = prepare(messages, origin, terms)
+    write(deliveries)
+    return ids
+
+
+def prepare(
+    messages: Sequence[Message], origin: Origin, terms: Terms
+) -> tuple[list[UUID], list[NewDelivery]]:
+    """The ids of the messages, and one delivery for each handler of each of them."""
+    ids: list[UUID] = []
+    deliveries: list[NewDelivery] = []
+    for message in messages:
+        message_id: UUID = uuid7()
+        ids.append(message_id)
+        recipients = recipients_of(message)
+        if recipients:
+            base = _delivery_maker(message_id, message, origin, terms)
+            deliveries += [base(recipient) for recipient in recipients]
+    return ids, deliveries
+
+
+def prepare_reply(
+    message: Message, origin: Origin, terms: Terms, to: WorkflowDefinition, instance_id: UUID
+) -> tuple[UUID, NewDelivery]:
+    """The id of a reply, and its delivery to the instance that asked, whoever else reacts to it."""
+    message_id: UUID = uuid7()
+    delivery = _delivery_maker(message_id, message, origin, terms)(to)
+    delivery.instance_id, delivery.part = instance_id, str(instance_id)
+    return message_id, delivery
+
+
+def copy_for(delivery: Delivery, instance_id: UUID) -> NewDelivery:
+    """A copy of a delivery for one of several instances that its message matches."""
+    return NewDelivery(
+        message_id=delivery.message_id,
+        message_name=delivery.message_name,
+        body=delivery.body,
+        attributes=json.dumps(delivery.attributes),
+        sticky_attributes=json.dumps(delivery.sticky_attributes),
+        correlation_id=delivery.correlation_id,
+        causation_id=delivery.causation_id,
+        workflow_ids=json.dumps(delivery.workflow_ids),
+        handler=delivery.handler,
+        queue=delivery.queue,
+        part=str(instance_id),
+        instance_id=instance_id,
+        sender=delivery.sender,
+        sender_instance_id=delivery.sender_instance_id,
+        sender_step=delivery.sender_step,
+    )
+
+
+def write(deliveries: Sequence[NewDelivery]) -> None:
+    """Insert the deliveries in the transaction of this thread and hand them over on its commit."""
+    if not deliveries:
+        return
+    connection = database()
+    hands_over = transport.hands_over
+    second_look = conf.current().LEASE if hands_over else timedelta(0)
+    statements.insert(connection, deliveries, second_look=second_look)
+    by_queue: dict[str, list[UUID]] = defaultdict(list)
+    for delivery in deliveries:
+        if delivery.is_due_now:
+            by_queue[delivery.queue].append(delivery.id)
+    if by_queue:
+        transaction.on_commit(partial(_hand_over, by_queue), using=connection.alias, robust=True)
+
+
+def database() -> BaseDatabaseWrapper:
+    """This thread's connection to the database that the deliveries are in."""
+    return transaction.get_connection(router.db_for_write(Delivery))
+
+
+def recipients_of(message: Message) -> tuple[Recipient, ...]:
+    """Who gets the message; a command must have somebody."""
+    recipients = registry.current().recipients_of(type(message))
+    if not recipients and isinstance(message, Command):
+        raise NoHandler(
+            f"Nothing handles the command {type(message).__qualname__}. Add a function with "
+            f"@handles({type(message).__name__}) to a handlers.py, or a step to a workflow."
+        )
+    if not recipients:
+        logger.info("Nothing reacts to the event %s.", type(message).__qualname__)
+    return recipients
+
+
+def require_commands(messages: Sequence[object]) -> None:
+    """Raise unless all of these can be sent."""
+    _require(messages, Command, "send", "publish")
+
+
+def require_events(messages: Sequence[object]) -> None:
+    """Raise unless all of these can be published."""
+    _require(messages, Event, "publish", "send")
+
+
+def _require(messages: Sequence[object], kind: type[Message], verb: str, other: str) -> None:
+    for message in messages:
+        if isinstance(message, kind):
+            continue
+        if isinstance(message, Command | Event):
+            raise WrongVerb(
+                f"{type(message).__qualname__} is {_a(message)} and cannot be {_past(verb)}: "
+                f"use {other}()."
+            )
+        raise MessageError(
+            f"{message!r:.200} is not a message. Pass an instance of a class that extends "
+            f"{kind.__name__}."
+        )
+
+
+def _a(message: Message) -> str:
+    return "a command" if isinstance(message, Command) else "an event"
+
+
+def _past(verb: str) -> str:
+    return "sent" if verb == "send" else "published"
+
+
+def _delivery_maker(message_id: UUID, message: Message, origin: Origin, terms: Terms) -> Any:
+    """Everything that the deliveries of one message have in common, waiting for the recipient."""
+    name = type(message).stored_name()
+    sticky = {**origin.sticky_attributes, **(terms.sticky_attributes or {})}
+    shared = dict(
+        message_id=message_id,
+        message_name=name,
+        body=to_json(message),
+        attributes=_attributes(name, terms.attributes),
+        sticky_attributes=_attributes(name, sticky),
+        correlation_id=origin.correlation_id or message_id,
+        causation_id=origin.causation_id,
+        workflow_ids=json.dumps(origin.workflow_ids) if origin.workflow_ids else "{}",
+        sender=origin.sender,
+        sender_instance_id=origin.sender_instance_id,
+        sender_step=origin.sender_step,
+        at=terms.at,
+        delay=terms.delay or timedelta(0),
+    )
+
+    def make(recipient: Recipient) -> NewDelivery:
+        return NewDelivery(
+            handler=recipient.name,
+            queue=recipient.queue,
+            instance_id=_instance_that_travels(recipient, message, origin),
+            **shared,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+def _instance_that_travels(recipient: Recipient, message: Message, origin: Origin) -> UUID | None:
+    """The instance whose id travels along, if the recipient has no lookup that would win over it."""
+    if not origin.workflow_ids or not isinstance(recipient, WorkflowDefinition):
+        return None
+    step = recipient.step_of(type(message))
+    travelling = origin.workflow_ids.get(recipient.name)
+    return UUID(travelling) if step and step.lookup is None and travelling else None
+
+
+def _attributes(name: str, attributes: Attributes | None) -> str:
+    if not attributes:
+        return "{}"
+    try:
+        text = json.dumps(attributes, allow_nan=False)
+        if json.loads(text) == dict(attributes) and "\\u0000" not in text:
+            text.encode()
+            return text
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+    else:
+        reason = "they would arrive changed"
+    raise NotSerialisable(
+        f"The attributes {dict(attributes)!r:.200} of {name} cannot be stored: {reason}. "
+        f"Use texts as keys, and texts, numbers, booleans or None as values."
+    )
+
+
+def _hand_over(by_queue: Mapping[str, Sequence[UUID]]) -> None:
+    """The fast path. What it does not reach, the relay hands over."""
+    for queue, ids in by_queue.items():
+        try:
+            transport.hand_over(queue, ids)
+        except Exception:
+            logger.warning(
+                "Handing over %d deliveries on queue %s failed; the relay will.",
+                len(ids),
+                queue,
+                exc_info=True,
+            )
+            return

@@ -1,0 +1,129 @@
+"""What becomes of a delivery that did not work out: retry when, or give up."""
+
+from __future__ import annotations
+
+import json
+import random
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+
+from django_workflows import clock, conf
+from django_workflows.errors import (
+    LookupMismatch,
+    StaleState,
+    UnreadableBody,
+    Unrecoverable,
+)
+from django_workflows.models import Delivery
+from django_workflows.registry import Errors
+
+#: Errors that no retry can mend.
+HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
+
+#: Conflicts are retried in place so often, then the delivery is released for a moment.
+TRIES_IN_PLACE = 5
+
+MAX_ERROR = 2_000
+MAX_TRACEBACK = 20_000
+
+
+def retry_after(
+    delivery: Delivery, error: BaseException, unrecoverable: Errors
+) -> timedelta | None:
+    """How long to wait before the next attempt; None to give up."""
+    settings = conf.current()
+    failures = delivery.attempts + 1
+    if isinstance(error, HOPELESS + unrecoverable) or failures >= settings.ATTEMPTS:
+        return None
+    return backoff(failures)
+
+
+def backoff(failures: int) -> timedelta:
+    """The wait after so many failures: growing, jittered by a half, at most BACKOFF_MAX."""
+    settings = conf.current()
+    exponent = min(failures - 1, 64)
+    wait = settings.BACKOFF.total_seconds() * settings.BACKOFF_FACTOR**exponent
+    wait = min(wait, settings.BACKOFF_MAX.total_seconds())
+    return timedelta(seconds=wait * random.uniform(0.5, 1))  # noqa: S311
+
+
+def pause_in_place(conflicts: int) -> float:
+    """Seconds to wait before running again on the latest state."""
+    return random.uniform(0.001, 0.004) * 2**conflicts  # noqa: S311
+
+
+def pause_after_conflicts() -> timedelta:
+    """How long a delivery is released for when running in place did not help."""
+    return timedelta(seconds=random.uniform(0.05, 0.3))  # noqa: S311
+
+
+def held_up_for(delivery: Delivery) -> timedelta:
+    """For how long only conflicts or an unknown name have stopped it; by the database's clock."""
+    if delivery.held_up_since is None or delivery.started_at is None:
+        return timedelta(0)
+    return delivery.started_at - delivery.held_up_since
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the message was fine and the moment was not: another writer, a lost connection."""
+    if isinstance(error, StaleState):
+        return True
+    if not isinstance(error, DatabaseError | InterfaceError):
+        return False
+    state = getattr(error.__cause__, "sqlstate", None)
+    if state is not None:
+        return state in _CONFLICTS or state.startswith(_CONNECTION_EXCEPTION)
+    text = str(error)
+    if isinstance(error, OperationalError | InterfaceError):
+        return any(phrase in text for phrase in _PHRASES)
+    return False
+
+
+#: Serialization failure, deadlock, lock not available; the server shuts down or starts.
+_CONFLICTS = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
+_CONNECTION_EXCEPTION = "08"
+#: What SQLite says of a lock, and psycopg of a connection that is gone.
+_PHRASES = (
+    "is locked",
+    "connection is closed",
+    "connection is lost",
+    "connection already closed",
+    "connection failed",
+    "server closed the connection",
+    "terminating connection",
+    "consuming input failed",
+    "sending query failed",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An error as it is stored: fit for the database, and no longer than it must be."""
+
+    error: str
+    traceback: str
+    failure: str
+
+
+def record_of(error: BaseException, attempt: int) -> Record:
+    """The error and its traceback, without what the database refuses, capped."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    try:
+        said = str(error)
+    except Exception:  # a broken __str__ must not hide the failure
+        said = "(its text cannot be read)"
+    text = storable(f"{name}: {said}" if said else name)[:MAX_ERROR]
+    try:
+        story = storable("".join(traceback.format_exception(error)))
+    except Exception:  # the same, deeper in the chain
+        story = "".join(traceback.format_tb(error.__traceback__))
+    failure = {"at": clock.local().isoformat(), "attempt": attempt, "error": text}
+    return Record(text, story[-MAX_TRACEBACK:], json.dumps(failure))
+
+
+def storable(text: str) -> str:
+    """The text without NUL and lone surrogates, which Postgres refuses."""
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()

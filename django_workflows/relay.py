@@ -1,0 +1,113 @@
+"""Hand due deliveries to the workers: the safety net, the delays, the retries, the dead workers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.db import close_old_connections
+
+from django_workflows import conf, outbox, registry, signals, statements
+from django_workflows.models import Delivery, Status
+from django_workflows.registry import WorkflowDefinition
+from django_workflows.statements import Taken
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks for deliveries on queues that nothing consumes any more.
+ORPHANS_EVERY = 60.0
+
+
+def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) -> list[Taken]:
+    """Take due rows of a queue, in a transaction of its own; what may be run now.
+
+    Rows of dead workers become pending again, or fail. With `orphans`, the rows on queues that
+    nothing declares any more are taken instead.
+    """
+    settings = conf.current()
+    taken = statements.take_due(
+        outbox.database(),
+        queue=queue,
+        limit=limit,
+        lease=settings.LEASE,
+        losses=settings.LOSSES,
+        backoff=settings.BACKOFF,
+        backoff_factor=settings.BACKOFF_FACTOR,
+        backoff_max=settings.BACKOFF_MAX,
+        grows=grows,
+        orphans_of=sorted(registry.current().queues) if orphans else None,
+    )
+    for row in taken:
+        if row.status == Status.FAILED:
+            announce_failure(row.id)
+    return [row for row in taken if row.is_due]
+
+
+def give_back(ids: Sequence[UUID]) -> None:
+    """Let other consumers have rows that were taken and not run."""
+    if ids:
+        statements.make_due_now(outbox.database(), ids)
+
+
+def announce_failure(delivery_id: UUID) -> None:
+    """Say that a delivery has cost too many workers."""
+    delivery = Delivery.objects.get(pk=delivery_id)
+    logger.error("Delivery %s has failed: %s", delivery, delivery.reason)
+    recipient = registry.current().recipient(delivery.handler)
+    if recipient is not None:
+        is_workflow = isinstance(recipient, WorkflowDefinition)
+        sender = recipient.state if is_workflow else recipient.function
+        signals.delivery_failed.send_robust(sender, delivery=delivery, error=None)
+
+
+def relay_once(*, orphans: bool = False) -> int:
+    """Hand over one batch of each queue; how many deliveries that were.
+
+    The rows are taken and committed first: no lock is held while the network is waited for.
+    """
+    count = 0
+    batch = conf.current().RELAY_BATCH
+    for queue in sorted(registry.current().queues):
+        count += hand_over(take(queue, batch, grows=True))
+    if orphans:
+        count += hand_over(take("", batch, grows=True, orphans=True))
+    return count
+
+
+def hand_over(taken: Sequence[Taken]) -> int:
+    """Give the ids to the transport, each on the queue that its handler is on today."""
+    declared = registry.current().queues
+    by_queue: dict[str, list[UUID]] = defaultdict(list)
+    for row in taken:
+        by_queue[row.queue if row.queue in declared else conf.current().QUEUE].append(row.id)
+    for queue, ids in by_queue.items():
+        outbox.transport.hand_over(queue, ids)
+    return len(taken)
+
+
+def run(stop: threading.Event) -> None:
+    """Relay until told to stop. A database or broker that is down is waited for, and said so once."""
+    is_down = False
+    next_orphans = 0.0
+    while not stop.is_set():
+        close_old_connections()
+        count = 0
+        try:
+            look_for_orphans = time.monotonic() >= next_orphans
+            count = relay_once(orphans=look_for_orphans)
+            if look_for_orphans:
+                next_orphans = time.monotonic() + ORPHANS_EVERY
+            if is_down:
+                logger.info("The relay works again.")
+            is_down = False
+        except Exception:
+            log = logger.debug if is_down else logger.exception
+            log("The relay could not hand over deliveries; it goes on trying.")
+            is_down = True
+        close_old_connections()
+        if count < conf.current().RELAY_BATCH:
+            stop.wait(conf.current().RELAY_EVERY.total_seconds())

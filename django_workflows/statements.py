@@ -1,0 +1,555 @@
+"""The SQL of a delivery's life, one function per transition, for Postgres and SQLite.
+
+Hand-written because every message pays for it: the same statements built as querysets cost
+several times the CPU. Each guards its transition in its WHERE clause, so that of two workers
+that try the same, one does it and the other is told so.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+from uuid_utils.compat import uuid7
+
+from django_workflows import clock
+from django_workflows.models import Delivery
+
+TABLE = f'"{Delivery._meta.db_table}"'
+
+#: A row that the relay handed over is looked at again soon, the later the longer it waits.
+LONGEST_SECOND_LOOK = timedelta(minutes=5)
+
+
+@dataclass(slots=True)
+class NewDelivery:
+    """A delivery that is about to be inserted. `at` is aware; the later of `at` and `delay` counts."""
+
+    message_id: UUID
+    message_name: str
+    body: str
+    attributes: str
+    sticky_attributes: str
+    correlation_id: UUID
+    causation_id: UUID | None
+    workflow_ids: str
+    handler: str
+    queue: str
+    part: str = ""
+    instance_id: UUID | None = None
+    sender: str = ""
+    sender_instance_id: UUID | None = None
+    sender_step: str = ""
+    at: datetime | None = None
+    delay: timedelta = timedelta(0)
+    id: UUID = field(default_factory=uuid7)
+
+    @property
+    def is_due_now(self) -> bool:
+        return self.at is None and not self.delay
+
+
+class Taken(NamedTuple):
+    """A row that the relay, or a consumer of the DatabaseBroker, has just taken."""
+
+    id: UUID
+    status: str
+    queue: str
+    is_due: bool
+
+
+# From commit to commit
+
+
+def insert(
+    connection: BaseDatabaseWrapper, deliveries: Sequence[NewDelivery], *, second_look: timedelta
+) -> None:
+    """Insert pending rows in the caller's transaction; one that is there already is left alone.
+
+    `second_look` is how long the relay leaves a row that is due now to the hand-over on commit.
+    """
+    for start in range(0, len(deliveries), _ROWS_PER_INSERT):
+        batch = deliveries[start : start + _ROWS_PER_INSERT]
+        values, params = [], []
+        for delivery in batch:
+            times, time_params = _times(connection, delivery, second_look)
+            values.append(f"({_INSERT_VALUES}, {times})")
+            params += [_adapt(connection, getattr(delivery, name)) for name in _INSERT_NAMES]
+            params += time_params
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}) VALUES {', '.join(values)} "
+                f"ON CONFLICT (message_id, handler, part) DO NOTHING",
+                params,
+            )
+
+
+def claim(connection: BaseDatabaseWrapper, ids: Sequence[UUID], lease: timedelta) -> list[Delivery]:
+    """Take pending, due deliveries for this worker; those that another has are not returned.
+
+    Testing `due_at` keeps a late duplicate from running the next attempt before its backoff
+    is over. On Postgres the commit does not wait for the disk: a claim lost in a crash of the
+    server is a claim that nobody acted on.
+    """
+    columns = _claimed_columns(connection)
+    unwaited = ""
+    if connection.vendor == "postgresql":
+        unwaited = ", set_config('synchronous_commit', 'off', true)"
+    rows = _fetch(
+        connection,
+        f"UPDATE {TABLE} SET status = 'running', claims = claims + 1, started_at = {{now}}, "
+        f"relay_at = {{now+lease}} "
+        f"WHERE id {{in:ids}} AND status = 'pending' AND due_at <= {{now}} "
+        f"RETURNING {columns.sql}{unwaited}",
+        {"ids": list(ids), "lease": lease},
+    )
+    return [columns.read(connection, row) for row in rows]
+
+
+def finish(
+    connection: BaseDatabaseWrapper,
+    delivery: Delivery,
+    *,
+    status: str,
+    reason: str = "",
+    instance_id: UUID | None = None,
+    step: str = "",
+    version: int | None = None,
+    changes: str | None = None,
+    conflicts: int = 0,
+) -> bool:
+    """End a running delivery in the transaction of its effects. False: it is no longer ours."""
+    return _changed_one(
+        connection,
+        f"UPDATE {TABLE} SET status = %(status)s, reason = %(reason)s, step = %(step)s, "
+        f"instance_id = %(instance_id)s, version = %(version)s, changes = %(changes)s, "
+        f"conflicts = conflicts + %(conflicts)s, ended_at = {{now}}, relay_at = NULL, "
+        f"held_up_since = NULL "
+        f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
+        {
+            "id": delivery.id,
+            "claims": delivery.claims,
+            "status": status,
+            "reason": reason,
+            "instance_id": instance_id,
+            "step": step,
+            "version": version,
+            "changes": changes,
+            "conflicts": conflicts,
+        },
+    )
+
+
+def release(
+    connection: BaseDatabaseWrapper,
+    delivery: Delivery,
+    *,
+    after: timedelta,
+    reason: str,
+    conflicts: int = 0,
+) -> bool:
+    """Give a running delivery back, with no attempt used up: the message was not at fault."""
+    return _changed_one(
+        connection,
+        f"UPDATE {TABLE} SET status = 'pending', reason = %(reason)s, due_at = {{now+after}}, "
+        f"relay_at = {{now+after}}, conflicts = conflicts + %(conflicts)s, "
+        f"held_up_since = COALESCE(held_up_since, {{now}}) "
+        f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
+        {
+            "id": delivery.id,
+            "claims": delivery.claims,
+            "after": after,
+            "reason": reason,
+            "conflicts": conflicts,
+        },
+    )
+
+
+def record_failure(
+    connection: BaseDatabaseWrapper,
+    delivery: Delivery,
+    *,
+    retry_after: timedelta | None,
+    failure: str,
+    error: str,
+    traceback: str,
+    conflicts: int = 0,
+) -> bool:
+    """Count a failed attempt; pending again after the backoff, or failed when that is None.
+
+    `failure` is the JSON object that is added to the row's `failures`.
+    """
+    append = "failures || %(failure)s::jsonb"
+    if connection.vendor != "postgresql":
+        append = "json_insert(failures, '$[#]', json(%(failure)s))"
+    if retry_after is None:
+        ending = "status = 'failed', relay_at = NULL, ended_at = {now}"
+    else:
+        ending = "status = 'pending', due_at = {now+after}, relay_at = {now+after}"
+    return _changed_one(
+        connection,
+        f"UPDATE {TABLE} SET {ending}, attempts = attempts + 1, failures = {append}, "
+        f"error = %(error)s, traceback = %(traceback)s, reason = %(error)s, "
+        f"conflicts = conflicts + %(conflicts)s, held_up_since = NULL "
+        f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
+        {
+            "id": delivery.id,
+            "claims": delivery.claims,
+            "after": retry_after,
+            "failure": failure,
+            "error": error,
+            "traceback": traceback,
+            "conflicts": conflicts,
+        },
+    )
+
+
+def cancel(
+    connection: BaseDatabaseWrapper,
+    *,
+    workflow: str,
+    instance_id: UUID,
+    names: Sequence[str] | None,
+    kept: Sequence[UUID],
+    reason: str,
+) -> None:
+    """Cancel what this instance has waiting for itself: all, or the messages of these names.
+
+    One that is being run is cancelled too: its worker's finish will then be refused. The caller
+    has written the instance's row, so no other step of it can be past that point. `kept` are
+    deliveries to leave alone: the one that is being handled, and those sent since.
+    """
+    named = "" if names is None else "AND message_name {in:names} "
+    _fetch(
+        connection,
+        f"UPDATE {TABLE} SET status = 'cancelled', reason = %(reason)s, relay_at = NULL, "
+        f"ended_at = {{now}} WHERE instance_id = %(instance_id)s AND handler = %(workflow)s "
+        f"AND sender_instance_id = %(instance_id)s AND sender = %(workflow)s "
+        f"AND status IN ('pending', 'running') AND NOT (id {{in:kept}}) {named}RETURNING id",
+        {
+            "instance_id": instance_id,
+            "workflow": workflow,
+            "names": list(names or ()),
+            "kept": list(kept),
+            "reason": reason,
+        },
+    )
+
+
+# The safety net
+
+
+def extend(
+    connection: BaseDatabaseWrapper, held: Mapping[UUID, int], lease: timedelta
+) -> set[UUID]:
+    """Extend the leases of these deliveries, by id and fencing token; the ids still held."""
+    pairs = {f"{part}_{i}": v for i, pair in enumerate(held.items()) for part, v in zip("ic", pair)}
+    places = ", ".join(f"(%(i_{i})s, %(c_{i})s)" for i in range(len(held)))
+    rows = _fetch(
+        connection,
+        f"UPDATE {TABLE} SET relay_at = {{now+lease}} "
+        f"WHERE status = 'running' AND (id, claims) IN ({places}) RETURNING id",
+        {**pairs, "lease": lease},
+    )
+    return {_uuid(row[0]) for row in rows}
+
+
+def take_due(
+    connection: BaseDatabaseWrapper,
+    *,
+    queue: str,
+    limit: int,
+    lease: timedelta,
+    losses: int,
+    backoff: timedelta,
+    backoff_factor: float,
+    backoff_max: timedelta,
+    grows: bool,
+    orphans_of: Sequence[str] | None = None,
+) -> list[Taken]:
+    """Take what is due on a queue, oldest first, and look at it again after the lease.
+
+    With `grows` the second look comes the later the longer a row is overdue, so that a backlog
+    never becomes a storm of duplicates. A running row among them has lost its worker: it is
+    pending again, after a random backoff from the second loss on, so that the innocent and the
+    guilty of a dead process do not meet for ever; or failed, once it lost `losses` workers.
+    With `orphans_of`, the rows on none of these queues are taken instead.
+    """
+    is_postgres = connection.vendor == "postgresql"
+    on_queue = "queue = %(queue)s" if orphans_of is None else "NOT (queue {in:queues})"
+    second_look = "{now+lease}"
+    if is_postgres and grows:
+        second_look = "{now} + GREATEST(%(lease)s, LEAST({now} - due_at, %(longest)s))"
+    retry_at = "{now+retry}"
+    if is_postgres:
+        retry_at = (
+            "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE %(backoff)s "
+            "* (power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 END)"
+        )
+    lock = "FOR UPDATE SKIP LOCKED" if is_postgres else ""
+    due = (
+        f"SELECT id FROM {TABLE} WHERE {on_queue} AND relay_at <= {{now}} "
+        f"ORDER BY relay_at LIMIT %(limit)s {lock}"
+    )
+    # An array, since a plan that hashes IN (SELECT ...) may update far more than the limit.
+    these = f"= ANY(ARRAY({due}))" if is_postgres else f"IN ({due})"
+    if not is_postgres and not _is_any_due(connection, on_queue, queue, orphans_of):
+        return []  # an UPDATE would take the one write lock to find that out
+    lost, last = "status = 'running'", "losses + 1 >= %(losses)s"
+    rows = _fetch(
+        connection,
+        f"UPDATE {TABLE} SET "
+        f"status = CASE WHEN {lost} AND {last} THEN 'failed' ELSE 'pending' END, "
+        f"due_at = CASE WHEN {lost} THEN {retry_at} ELSE due_at END, "
+        f"relay_at = CASE WHEN {lost} AND {last} THEN NULL "
+        f"WHEN {lost} AND losses > 0 THEN {retry_at} ELSE {second_look} END, "
+        f"ended_at = CASE WHEN {lost} AND {last} THEN {{now}} END, "
+        f"reason = CASE WHEN {lost} AND {last} THEN 'Its worker died ' || (losses + 1) || ' times.' "
+        f"WHEN {lost} THEN 'Its worker died or was stopped.' ELSE reason END, "
+        f"error = CASE WHEN {lost} AND {last} THEN 'Its worker died ' || (losses + 1) || ' times.' "
+        f"ELSE error END, "
+        f"losses = losses + CASE WHEN {lost} THEN 1 ELSE 0 END "
+        f"WHERE id {these} "
+        f"RETURNING id, status, queue, status = 'pending' AND due_at <= {{now}}",
+        {
+            "queue": queue,
+            "queues": list(orphans_of or ()),
+            "limit": limit,
+            "lease": lease,
+            "longest": LONGEST_SECOND_LOOK,
+            "losses": losses,
+            "backoff": backoff,
+            "factor": backoff_factor,
+            "backoff_max": backoff_max,
+            "retry": min(backoff_max, backoff * (2 * random.random())),  # noqa: S311
+        },
+    )
+    return [Taken(_uuid(row[0]), row[1], row[2], bool(row[3])) for row in rows]
+
+
+def _is_any_due(
+    connection: BaseDatabaseWrapper, on_queue: str, queue: str, queues: Sequence[str] | None
+) -> bool:
+    params = {"queue": queue, "queues": list(queues or ())}
+    sql = f"SELECT 1 FROM {TABLE} WHERE {on_queue} AND relay_at <= {{now}} LIMIT 1"
+    return bool(_fetch(connection, sql, params))
+
+
+def make_due_now(connection: BaseDatabaseWrapper, ids: Sequence[UUID]) -> None:
+    """Let another consumer take these pending rows at once."""
+    _fetch(
+        connection,
+        f"UPDATE {TABLE} SET relay_at = {{now}} WHERE id {{in:ids}} AND status = 'pending' "
+        f"RETURNING id",
+        {"ids": list(ids)},
+    )
+
+
+# Rows into instances
+
+
+class Columns:
+    """Some columns of a model: their SQL, and how a row of them becomes an instance."""
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, model: type[Model], names: Sequence[str]
+    ) -> None:
+        fields = [model._meta.get_field(name) for name in names]
+        columns = [f.get_col(model._meta.db_table) for f in fields]
+        self.model = model
+        self.names = [f.attname for f in fields]
+        self.sql = ", ".join(connection.ops.quote_name(f.column) for f in fields)
+        self.converters = [
+            (place, converter, column)
+            for place, column in enumerate(columns)
+            for converter in (
+                *connection.ops.get_db_converters(column),
+                *column.get_db_converters(connection),
+            )
+        ]
+
+    def read(self, connection: BaseDatabaseWrapper, row: Sequence[Any]) -> Any:
+        """The instance, as the ORM would have loaded it."""
+        values = list(row[: len(self.names)])
+        for place, converter, column in self.converters:
+            values[place] = converter(values[place], column, connection)
+        return self.model.from_db(connection.alias, self.names, values)
+
+
+CLAIMED = (
+    "id",
+    "message_id",
+    "message_name",
+    "body",
+    "attributes",
+    "sticky_attributes",
+    "correlation_id",
+    "causation_id",
+    "workflow_ids",
+    "handler",
+    "part",
+    "instance_id",
+    "sender",
+    "sender_instance_id",
+    "sender_step",
+    "queue",
+    "status",
+    "claims",
+    "attempts",
+    "losses",
+    "started_at",
+    "held_up_since",
+)
+
+
+_claimed: dict[str, Columns] = {}
+
+
+def _claimed_columns(connection: BaseDatabaseWrapper) -> Columns:
+    if connection.alias not in _claimed:
+        _claimed[connection.alias] = Columns(connection, Delivery, CLAIMED)
+    return _claimed[connection.alias]
+
+
+# Dialects
+
+
+def _fetch(
+    connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Run a statement that returns rows, and fetch them all (SQLite wants that)."""
+    sql, params = _in_dialect(connection, template, params)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
+def _changed_one(connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]) -> bool:
+    sql, params = _in_dialect(connection, template, params)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return bool(cursor.rowcount == 1)
+
+
+_TOKEN = re.compile(r"\{(now|in)(?:[+:](\w+))?\}")
+
+
+def _in_dialect(
+    connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Fill in `{now}`, `{now+lease}` and `{in:ids}` as this database wants them."""
+    if connection.vendor == "postgresql":
+        return _postgres(template, clock.sql()), params
+    return _sqlite(connection, template, params)
+
+
+@lru_cache(maxsize=128)
+def _postgres(template: str, now: str) -> str:
+    def fill(token: re.Match[str]) -> str:
+        kind, name = token.groups()
+        if kind == "in":
+            return f"= ANY(%({name})s)"
+        return f"({now} + %({name})s)" if name else now
+
+    return _TOKEN.sub(fill, template)
+
+
+def _sqlite(
+    connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    now = clock.local()
+    used: dict[str, Any] = {}
+
+    def fill(token: re.Match[str]) -> str:
+        kind, name = token.groups()
+        if kind == "in":
+            places = {f"{name}_{i}": value for i, value in enumerate(params[name])}
+            used.update(places)
+            return f"IN ({', '.join(f'%({place})s' for place in places)})"
+        used[f"now_{name or ''}"] = now + params[name] if name else now
+        return f"%(now_{name or ''})s"
+
+    sql = _TOKEN.sub(fill, template)
+    used.update({name: value for name, value in params.items() if f"%({name})s" in sql})
+    return sql, {name: _adapt(connection, value) for name, value in used.items()}
+
+
+def _adapt(connection: BaseDatabaseWrapper, value: Any) -> Any:
+    """A value as the driver of this database takes it."""
+    if connection.vendor == "postgresql":
+        return value
+    if isinstance(value, UUID):
+        return value.hex
+    if isinstance(value, datetime):
+        return connection.ops.adapt_datetimefield_value(value)
+    return value
+
+
+def _uuid(value: Any) -> UUID:
+    return value if isinstance(value, UUID) else UUID(value)
+
+
+# One row of INSERT
+
+_ROWS_PER_INSERT = 500
+_INSERT_NAMES = (
+    "id",
+    "message_id",
+    "message_name",
+    "body",
+    "attributes",
+    "sticky_attributes",
+    "correlation_id",
+    "causation_id",
+    "workflow_ids",
+    "handler",
+    "part",
+    "instance_id",
+    "sender",
+    "sender_instance_id",
+    "sender_step",
+    "queue",
+)
+_INSERT_CONSTANTS = {
+    "status": "'pending'",
+    "reason": "''",
+    "claims": "0",
+    "attempts": "0",
+    "losses": "0",
+    "conflicts": "0",
+    "failures": "'[]'",
+    "error": "''",
+    "traceback": "''",
+    "step": "''",
+}
+_INSERT_COLUMNS = ", ".join(
+    (*_INSERT_NAMES, *_INSERT_CONSTANTS, "created_at", "due_at", "relay_at")
+)
+_INSERT_VALUES = ", ".join((*["%s"] * len(_INSERT_NAMES), *_INSERT_CONSTANTS.values()))
+
+
+def _times(
+    connection: BaseDatabaseWrapper, delivery: NewDelivery, second_look: timedelta
+) -> tuple[str, list[Any]]:
+    """SQL and parameters of created_at, due_at and relay_at."""
+    if connection.vendor == "postgresql":
+        now = clock.sql()
+        if delivery.is_due_now:
+            return f"{now}, {now}, {now} + %s", [second_look]
+        due = f"GREATEST(COALESCE(%s::timestamptz, {now}), {now} + %s)"
+        return f"{now}, {due}, {due}", [delivery.at, delivery.delay] * 2
+    now_ = clock.local()
+    due_ = max(delivery.at or now_, now_ + delivery.delay)
+    look = due_ + second_look if delivery.is_due_now else due_
+    return "%s, %s, %s", [
+        _adapt(connection, moment.astimezone(UTC)) for moment in (now_, due_, look)
+    ]
