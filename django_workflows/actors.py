@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 import dramatiq
@@ -28,16 +29,16 @@ LAST_WORD = 10.0
 BROKER_PAUSE = 5.0
 
 
-def install(broker: Broker) -> None:
-    """Declare the actor, its queues and the middleware on this broker, and send through it."""
-    options = {"max_retries": 0, "time_limit": float("inf")}
-    dramatiq.actor(
-        deliver,
-        broker=broker,
-        actor_name=ACTOR,
-        queue_name=conf.current().QUEUE,
-        **{name: value for name, value in options.items() if name in broker.actor_options},
-    )
+def install(broker: Broker | None = None) -> None:
+    """Declare the actor, its queues and the middleware on the broker, and send through it.
+
+    Without one it is Dramatiq's global broker, which django-dramatiq has set.
+    """
+    broker = broker or dramatiq.get_broker()
+    options: dict[str, Any] = {"max_retries": 0, "time_limit": float("inf")}
+    known = {name: value for name, value in options.items() if name in broker.actor_options}
+    queue = conf.current().QUEUE
+    dramatiq.actor(broker=broker, actor_name=ACTOR, queue_name=queue, **known)(deliver)
     for queue in sorted(registry.current().queues):
         broker.declare_queue(queue)
     if not any(isinstance(middleware, WorkflowsMiddleware) for middleware in broker.middleware):
@@ -93,7 +94,7 @@ class DramatiqTransport:
 
 
 def take(queue: str, limit: int) -> list[UUID]:
-    """Due deliveries for a consumer of the DatabaseBroker, orphans included on the default queue."""
+    """Due deliveries for a consumer of the DatabaseBroker; the default queue's has orphans too."""
     taken = relay.take(queue, limit)
     if not taken and queue == conf.current().QUEUE and _orphans_are_due():
         taken = relay.take(queue, limit, orphans=True)

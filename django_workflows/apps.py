@@ -14,9 +14,6 @@ class WorkflowsConfig(AppConfig):
     def ready(self) -> None:
         autodiscover_modules("messages", "workflows", "handlers")
         if apps.is_installed("django_dramatiq"):
-            # Imported here: these modules need the models, which exist only now.
-            import dramatiq
+            from django_workflows import actors  # needs the models, which exist only now
 
-            from django_workflows import actors
-
-            actors.install(dramatiq.get_broker())
+            actors.install()

@@ -48,7 +48,7 @@ def dramatiq_settings(url: str) -> dict[str, Any]:
         broker = _rabbitmq(url)
     else:
         raise ImproperlyConfigured(
-            f"The broker URL {_without_password(url)!r} has the scheme {scheme!r}, which is unknown. "
+            f"The broker URL {_without_password(url)!r} has the unknown scheme {scheme!r}. "
             f"Use db://, redis://, rediss://, amqp:// or amqps://."
         )
     return {**broker, "MIDDLEWARE": list(MIDDLEWARE)}
@@ -118,14 +118,14 @@ class DatabaseBroker(Broker):
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Refuse: what this broker carries is in the table already."""
         raise ImproperlyConfigured(
-            f"The actor {message.actor_name!r} cannot be enqueued on the DatabaseBroker, which carries "
-            f"deliveries of django_workflows only. Set BROKER_URL to redis:// or amqp://, or declare a "
-            f"command with a handler instead."
+            f"The actor {message.actor_name!r} cannot be enqueued on the DatabaseBroker, which "
+            f"carries deliveries of django_workflows only. Set BROKER_URL to redis:// or amqp://, "
+            f"or declare a command with a handler instead."
         )
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
         if queue_name not in self.queues:
-            raise QueueNotFound(queue_name)
+            raise QueueNotFound(queue_name)  # type: ignore[no-untyped-call]
         return _DatabaseConsumer(self, queue_name, prefetch, timeout, self._wakes[queue_name])
 
     def wake(self, queue_name: str) -> None:
@@ -185,7 +185,7 @@ class _DatabaseConsumer(Consumer):
             self.taken.extend(self.broker.take(self.queue_name, room))
         except (DatabaseError, InterfaceError) as error:
             connections.close_all()
-            raise ConnectionClosed(error) from error
+            raise _closed(error) from error
         self.in_flight.update(map(str, self.taken))
         self.more = len(self.taken) == room
 
@@ -201,7 +201,7 @@ class _DatabaseConsumer(Consumer):
         try:
             self.broker.give_back([UUID(message.args[0]) for message in messages])
         except (DatabaseError, InterfaceError) as error:
-            raise ConnectionClosed(error) from error
+            raise _closed(error) from error
 
     def close(self) -> None:
         """Give back what no worker has seen, and leave no connection behind."""
@@ -209,9 +209,14 @@ class _DatabaseConsumer(Consumer):
         try:
             self.broker.give_back(left)
         except (DatabaseError, InterfaceError) as error:
-            raise ConnectionClosed(error) from error
+            raise _closed(error) from error
         finally:
             connections.close_all()
+
+
+def _closed(error: Exception) -> ConnectionClosed:
+    """What Dramatiq takes as a reason to start the consumer again in a moment."""
+    return ConnectionClosed(error)  # type: ignore[no-untyped-call]
 
 
 def _message(queue_name: str, delivery_id: UUID) -> Message[Any]:

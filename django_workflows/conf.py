@@ -16,7 +16,7 @@ class Settings:
 
     #: Failures of a handler before its delivery is failed.
     ATTEMPTS: int = 10
-    #: Wait after the first failure; times BACKOFF_FACTOR after each further one, at most BACKOFF_MAX.
+    #: Wait after the first failure; each further one waits BACKOFF_FACTOR times as long.
     BACKOFF: timedelta = timedelta(seconds=1)
     BACKOFF_FACTOR: float = 4.0
     BACKOFF_MAX: timedelta = timedelta(hours=1)
@@ -47,7 +47,7 @@ _last: tuple[Mapping[str, Any], Settings] | None = None
 
 
 def current() -> Settings:
-    """The settings in force now, `override_settings` included; unknown keys are a check's business."""
+    """The settings in force now, `override_settings` included; unknown keys are for a check."""
     global _last
     given: Mapping[str, Any] = getattr(django_settings, "DJANGO_WORKFLOWS", _NONE)
     if _last is None or _last[0] is not given:

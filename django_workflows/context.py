@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID
 
 from django.db import transaction
@@ -95,12 +95,12 @@ class Context:
     @property
     def attributes(self) -> Mapping[str, Any]:
         """What was sent along with this message."""
-        return self._delivery.attributes
+        return cast("Mapping[str, Any]", self._delivery.attributes)
 
     @property
     def sticky_attributes(self) -> Mapping[str, Any]:
         """What travels with this message and everything it causes."""
-        return self._delivery.sticky_attributes
+        return cast("Mapping[str, Any]", self._delivery.sticky_attributes)
 
     def send(self, *commands: Command, **options: Unpack[SendOptions]) -> list[UUID]:
         """Send commands, each to its one handler; the ids of the messages.
@@ -149,7 +149,7 @@ class Context:
         return ids
 
     def _add(self, deliveries: list[NewDelivery]) -> None:
-        """Keep the deliveries for the end of the run, unless a savepoint must be able to drop them."""
+        """Keep them for the end of the run, unless a savepoint must be able to drop them."""
         self._effects.sent.update({new.id: new.message_name for new in deliveries})
         if not self._atomic:
             # Waits for the user's own transaction, if one is open; else it is done at once.
@@ -203,7 +203,7 @@ class WorkflowContext(Context, Generic[S]):
         ]
 
     def complete(self) -> None:
-        """End the instance with this step's changes; what it has waiting for itself is cancelled."""
+        """End the instance with this step's changes, and cancel what it has waiting for itself."""
         self._effects.ending = Lifecycle.COMPLETED
 
     def discard(self) -> None:

@@ -178,7 +178,7 @@ def announce(delivery: Delivery, ending: Ending) -> None:
     recipient = registry.current().recipient(delivery.handler)
     if recipient is None:
         return
-    sender = recipient.state if isinstance(recipient, WorkflowDefinition) else recipient.function
+    sender = recipient.sender
     match ending:
         case Handled(instance, started):
             delivery.status = Status.HANDLED

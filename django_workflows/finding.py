@@ -85,8 +85,8 @@ def start_of(
         key = key_of(step, message, delivery)
         if key is None or key == "":
             raise LookupMismatch(
-                f"{type(message).__qualname__} starts one instance per {step.maps_to}, and its value "
-                f"is {key!r}. Give the message a value."
+                f"{type(message).__qualname__} starts one instance per {step.maps_to}, and its "
+                f"value is {key!r}. Give the message a value."
             )
         if contested and (other := table.any(outbox.database(), step.maps_to, key)):
             return Ignored(f"{table.model._meta.label} {other} has {step.maps_to} {key}.", other)

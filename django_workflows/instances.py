@@ -71,11 +71,12 @@ class StateTable:
 
     def __init__(self, connection: BaseDatabaseWrapper, model: type[WorkflowState]) -> None:
         self.model = model
-        self.fields: list[Field[Any, Any]] = [
+        self.fields: list[Any] = [
             field for field in model._meta.concrete_fields if not field.generated
         ]
         self.own_fields = [field for field in self.fields if field.attname not in MANAGED]
         self.columns = Columns(connection, model, [f.name for f in model._meta.concrete_fields])
+        self.id_field: Any = model._meta.pk
         self.quote = connection.ops.quote_name
         self.table = self.quote(model._meta.db_table)
         select, _params = (
@@ -114,8 +115,8 @@ class StateTable:
         return found[0].pk if found else None
 
     def _equals(self, field_name: str) -> str:
-        column = self.model._meta.get_field(field_name).column
-        return f"{self.table}.{self.quote(column)} = %s"
+        field: Any = self.model._meta.get_field(field_name)
+        return f"{self.table}.{self.quote(field.column)} = %s"
 
     def _query(
         self, connection: BaseDatabaseWrapper, where: str, field_name: str, key: Any
@@ -141,8 +142,9 @@ class StateTable:
         except (ValidationError, ValueError, TypeError, ArithmeticError) as error:
             reasons = error.messages if isinstance(error, ValidationError) else [str(error)]
             raise LookupMismatch(
-                f"{key!r:.200} cannot be looked up in {self.model._meta.label}.{field_name}, which is "
-                f"a {type(target).__name__}: {' '.join(reasons)} Mend the message or the lookup."
+                f"{key!r:.200} cannot be looked up in {self.model._meta.label}.{field_name}, "
+                f"which is a {type(target).__name__}: {' '.join(reasons)} "
+                f"Mend the message or the lookup."
             ) from error
         return value
 
@@ -169,7 +171,8 @@ class StateTable:
             if values[name] != before[name]:
                 raise WorkflowsError(
                     f"The step set {self.model._meta.label}.{name}, which the engine alone writes. "
-                    f"End an instance with complete(); keep your own status in a field of your own."
+                    f"Call neither save() nor set it: end an instance with complete(), and keep "
+                    f"your own status in a field of your own."
                 )
         changed = [f for f in self.own_fields if _differ(values.get(f.attname), before[f.attname])]
         for field in changed:
@@ -220,12 +223,13 @@ class StateTable:
 
         Raises `StaleState` when another writer has saved the row since it was read.
         """
-        fields = list(dict.fromkeys((*changed, *self._resaved(instance))))
+        fields: list[Any] = list(dict.fromkeys((*changed, *self._resaved(instance))))
         places, params = self._places(
             connection, [(f, getattr(instance, f.attname)) for f in fields]
         )
         sets = [
-            f"{self.quote(f.column)} = {place}" for f, place in zip(fields, places, strict=True)
+            f"{self.quote(field.column)} = {place}"
+            for field, place in zip(fields, places, strict=True)
         ]
         now, now_params = _now(connection)
         sets += [
@@ -236,8 +240,7 @@ class StateTable:
         ]
         params += [*now_params, str(instance.lifecycle)]
         params += () if instance.lifecycle in LIVE else now_params
-        id_field: Any = self.model._meta.pk
-        params += [id_field.get_db_prep_value(instance.pk, connection), instance.version]
+        params += [self.id_field.get_db_prep_value(instance.pk, connection), instance.version]
         with connection.cursor() as cursor:
             cursor.execute(
                 f'UPDATE {self.table} SET {", ".join(sets)} WHERE "id" = %s AND "version" = %s',

@@ -46,8 +46,8 @@ def extend() -> None:
             if time.monotonic() - lease.since > settings.RUN_LIMIT.total_seconds():
                 del _held[delivery_id]
                 logger.error(
-                    "Delivery %s has run longer than RUN_LIMIT (%s); this worker lets go of it, and "
-                    "what it does will not be committed once another has taken it.",
+                    "Delivery %s has run longer than RUN_LIMIT (%s); this worker lets go of it, "
+                    "and what it does will not be committed once another has taken it.",
                     delivery_id,
                     settings.RUN_LIMIT,
                 )

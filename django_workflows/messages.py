@@ -59,7 +59,7 @@ class Message(BaseModel):
     def stored_name(cls) -> str:
         """The name that is stored with every delivery of this message.
 
-        Raises `DeclarationError` when the class lives outside every installed app and has no `name=`.
+        Raises `DeclarationError` when the class is outside every installed app and has no `name=`.
         """
         if cls._stored_name is None:
             cls._stored_name = cls._given_name or name_in_app(cls, f"class {cls.__name__}")
@@ -84,8 +84,8 @@ def name_in_app(declared: type | Callable[..., Any], statement: str) -> str:
     app = apps.get_containing_app_config(declared.__module__)
     if app is None:
         raise DeclarationError(
-            f"{declared.__module__}.{declared.__qualname__} is outside every installed app, so it has "
-            f"no stored name. Give it one: {statement}(..., name='some.{declared.__name__}')."
+            f"{declared.__module__}.{declared.__qualname__} is outside every installed app, so it "
+            f"has no stored name. Give it one: {statement}(..., name='some.{declared.__name__}')."
         )
     return f"{app.label}.{declared.__name__}"
 

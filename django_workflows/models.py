@@ -69,11 +69,6 @@ class WorkflowState(models.Model):
     def __str__(self) -> str:
         return f"{self._meta.verbose_name} {self.pk} ({self.lifecycle})"
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the instance still handles messages."""
-        return self.lifecycle in LIVE
-
     def save(
         self,
         *,
@@ -101,6 +96,11 @@ class WorkflowState(models.Model):
         except BaseException:
             self.version = read
             raise
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the instance still handles messages."""
+        return self.lifecycle in LIVE
 
     def _move_version_on(self, using: str) -> None:
         """Take the row, if it is still the one that was read."""

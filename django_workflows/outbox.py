@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 from uuid_utils.compat import uuid7
@@ -32,8 +32,9 @@ Attributes = Mapping[str, Any]
 class Transport(Protocol):
     """What carries the ids of deliveries to the workers."""
 
-    #: Whether deliveries that are due now are to be handed over on commit.
-    hands_over: bool
+    @property
+    def hands_over(self) -> bool:
+        """Whether deliveries that are due now reach the workers by `hand_over`."""
 
     def hand_over(self, queue: str, ids: Sequence[UUID]) -> None:
         """Give the ids to the workers of the queue, in bounded time; may fail."""
@@ -76,13 +77,12 @@ class Terms:
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
             raise MessageError("Both delay= and at= are given. Give one of them.")
-        if self.delay is not None and not isinstance(self.delay, timedelta):
+        at: Any = self.at  # what a caller without a type checker may have passed
+        if not isinstance(self.delay, timedelta | None):
             raise MessageError(
                 f"delay={self.delay!r} is not a timedelta. Write timedelta(seconds=...)."
             )
-        if self.at is not None and (
-            not isinstance(self.at, datetime) or timezone.is_naive(self.at)
-        ):
+        if not isinstance(at, datetime | None) or (at and timezone.is_naive(at)):
             raise MessageError(
                 f"at={self.at!r} is not an aware datetime. Use django.utils.timezone.now() and "
                 f"timezone.make_aware()."
@@ -164,7 +164,7 @@ def write(deliveries: Sequence[NewDelivery]) -> None:
 
 def database() -> BaseDatabaseWrapper:
     """This thread's connection to the database that the deliveries are in."""
-    return transaction.get_connection(router.db_for_write(Delivery))
+    return connections[router.db_for_write(Delivery)]
 
 
 def recipients_of(message: Message) -> tuple[Recipient, ...]:
@@ -217,7 +217,7 @@ def _delivery_maker(message_id: UUID, message: Message, origin: Origin, terms: T
     """Everything that the deliveries of one message have in common, waiting for the recipient."""
     name = type(message).stored_name()
     sticky = {**origin.sticky_attributes, **(terms.sticky_attributes or {})}
-    shared = dict(
+    shared: dict[str, Any] = dict(  # noqa: C408  names of fields, as below
         message_id=message_id,
         message_name=name,
         body=to_json(message),
@@ -238,14 +238,14 @@ def _delivery_maker(message_id: UUID, message: Message, origin: Origin, terms: T
             handler=recipient.name,
             queue=recipient.queue,
             instance_id=_instance_that_travels(recipient, message, origin),
-            **shared,  # type: ignore[arg-type]
+            **shared,
         )
 
     return make
 
 
 def _instance_that_travels(recipient: Recipient, message: Message, origin: Origin) -> UUID | None:
-    """The instance whose id travels along, if the recipient has no lookup that would win over it."""
+    """The instance whose id travels along, if the recipient has no lookup, which would win."""
     if not origin.workflow_ids or not isinstance(recipient, WorkflowDefinition):
         return None
     step = recipient.step_of(type(message))

@@ -52,7 +52,7 @@ def backoff(failures: int) -> timedelta:
 
 def pause_in_place(conflicts: int) -> float:
     """Seconds to wait before running again on the latest state."""
-    return random.uniform(0.001, 0.004) * 2**conflicts  # noqa: S311
+    return random.uniform(0.001, 0.004) * float(2**conflicts)  # noqa: S311
 
 
 def pause_after_conflicts() -> timedelta:

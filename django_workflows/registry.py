@@ -53,6 +53,11 @@ class Handler:
     def messages(self) -> tuple[type[Message], ...]:
         return (self.message,)
 
+    @property
+    def sender(self) -> Callable[..., None]:
+        """What receivers of the signals connect to."""
+        return self.function
+
 
 @dataclass(eq=False, frozen=True)
 class Step:
@@ -99,6 +104,11 @@ class WorkflowDefinition:
     @property
     def messages(self) -> tuple[type[Message], ...]:
         return tuple(dict.fromkeys(step.message for step in self.steps))
+
+    @property
+    def sender(self) -> type[WorkflowState]:
+        """What receivers of the signals connect to."""
+        return self.state
 
     def start_of(self, message: type[Message]) -> Step | None:
         """The step that this message starts an instance with."""

@@ -13,7 +13,6 @@ from django.db import close_old_connections
 
 from django_workflows import conf, outbox, registry, signals, statements
 from django_workflows.models import Delivery, Status
-from django_workflows.registry import WorkflowDefinition
 from django_workflows.statements import Taken
 
 logger = logging.getLogger(__name__)
@@ -59,9 +58,7 @@ def announce_failure(delivery_id: UUID) -> None:
     logger.error("Delivery %s has failed: %s", delivery, delivery.reason)
     recipient = registry.current().recipient(delivery.handler)
     if recipient is not None:
-        is_workflow = isinstance(recipient, WorkflowDefinition)
-        sender = recipient.state if is_workflow else recipient.function
-        signals.delivery_failed.send_robust(sender, delivery=delivery, error=None)
+        signals.delivery_failed.send_robust(recipient.sender, delivery=delivery, error=None)
 
 
 def relay_once(*, orphans: bool = False) -> int:
@@ -90,7 +87,7 @@ def hand_over(taken: Sequence[Taken]) -> int:
 
 
 def run(stop: threading.Event) -> None:
-    """Relay until told to stop. A database or broker that is down is waited for, and said so once."""
+    """Relay until told to stop; a database or broker that is down is waited for."""
     is_down = False
     next_orphans = 0.0
     while not stop.is_set():

@@ -49,8 +49,8 @@ def read(delivery: Delivery) -> tuple[Recipient, Message]:
     message_class = registry.message_of(recipient, delivery.message_name)
     if message_class is None:
         raise UnknownName(
-            f"{delivery.handler} handles no message named {delivery.message_name}. If the message was "
-            f"renamed, add the old name to its aliases, then replay."
+            f"{delivery.handler} handles no message named {delivery.message_name}. If the message "
+            f"was renamed, add the old name to its aliases, then replay."
         )
     return recipient, from_json(message_class, delivery.body)
 
@@ -136,7 +136,7 @@ def run_step(
     target: Target,
     conflicts: int,
 ) -> Handled:
-    """Call the step and write, in this order: state, cancelled, sent, the mark that it was handled."""
+    """Call the step, then write in this order: state, cancelled, sent, the mark of the end."""
     effects = Effects()
     step, instance = target.step, target.instance
     origin = origin_of(delivery, definition.name, step.name)
@@ -208,13 +208,13 @@ def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
 
 
 def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
-    """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours to set."""
+    """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours."""
     connection = outbox.database()
     if transaction.get_rollback(connection.alias):
         # Django would roll back without an exception, and the delivery would seem to be handled.
         raise WorkflowsError(
-            "A database error was caught inside the transaction without a savepoint, so nothing can "
-            "be committed. Wrap what may fail in transaction.atomic()."
+            "A database error was caught inside the transaction without a savepoint, so nothing "
+            "can be committed. Wrap what may fail in transaction.atomic()."
         )
     if not statements.finish(connection, delivery, status=str(status), **facts):
         raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")

@@ -31,7 +31,7 @@ LONGEST_SECOND_LOOK = timedelta(minutes=5)
 
 @dataclass(slots=True)
 class NewDelivery:
-    """A delivery that is about to be inserted. `at` is aware; the later of `at` and `delay` counts."""
+    """A delivery that is about to be inserted; it waits for `at`, which is aware, or `delay`."""
 
     message_id: UUID
     message_name: str
@@ -251,7 +251,11 @@ def extend(
     connection: BaseDatabaseWrapper, held: Mapping[UUID, int], lease: timedelta
 ) -> set[UUID]:
     """Extend the leases of these deliveries, by id and fencing token; the ids still held."""
-    pairs = {f"{part}_{i}": v for i, pair in enumerate(held.items()) for part, v in zip("ic", pair)}
+    pairs = {
+        f"{part}_{i}": v
+        for i, pair in enumerate(held.items())
+        for part, v in zip("ic", pair, strict=True)
+    }
     places = ", ".join(f"(%(i_{i})s, %(c_{i})s)" for i in range(len(held)))
     rows = _fetch(
         connection,
@@ -291,8 +295,10 @@ def take_due(
     retry_at = "{now+retry}"
     if is_postgres:
         retry_at = (
-            "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE %(backoff)s "
-            "* (power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 END)"
+            "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE "
+            "%(backoff)s * "
+            "(power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 "
+            "END)"
         )
     lock = "FOR UPDATE SKIP LOCKED" if is_postgres else ""
     due = (
@@ -304,6 +310,7 @@ def take_due(
     if not is_postgres and not _is_any_due(connection, on_queue, queue, orphans_of):
         return []  # an UPDATE would take the one write lock to find that out
     lost, last = "status = 'running'", "losses + 1 >= %(losses)s"
+    died = "'Its worker died ' || (losses + 1) || ' times.'"
     rows = _fetch(
         connection,
         f"UPDATE {TABLE} SET "
@@ -312,10 +319,9 @@ def take_due(
         f"relay_at = CASE WHEN {lost} AND {last} THEN NULL "
         f"WHEN {lost} AND losses > 0 THEN {retry_at} ELSE {second_look} END, "
         f"ended_at = CASE WHEN {lost} AND {last} THEN {{now}} END, "
-        f"reason = CASE WHEN {lost} AND {last} THEN 'Its worker died ' || (losses + 1) || ' times.' "
+        f"reason = CASE WHEN {lost} AND {last} THEN {died} "
         f"WHEN {lost} THEN 'Its worker died or was stopped.' ELSE reason END, "
-        f"error = CASE WHEN {lost} AND {last} THEN 'Its worker died ' || (losses + 1) || ' times.' "
-        f"ELSE error END, "
+        f"error = CASE WHEN {lost} AND {last} THEN {died} ELSE error END, "
         f"losses = losses + CASE WHEN {lost} THEN 1 ELSE 0 END "
         f"WHERE id {these} "
         f"RETURNING id, status, queue, status = 'pending' AND due_at <= {{now}}",
@@ -362,7 +368,7 @@ class Columns:
     def __init__(
         self, connection: BaseDatabaseWrapper, model: type[Model], names: Sequence[str]
     ) -> None:
-        fields = [model._meta.get_field(name) for name in names]
+        fields: list[Any] = [model._meta.get_field(name) for name in names]
         columns = [f.get_col(model._meta.db_table) for f in fields]
         self.model = model
         self.names = [f.attname for f in fields]
