@@ -1,5 +1,6 @@
 """Other processes on the tests' database: commands, and workers that may be killed."""
 
+import json
 import os
 import re
 import signal
@@ -8,7 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,15 @@ def environment(database_url: str, broker_url: str, extra: Mapping[str, str]) ->
         "PYTHONUNBUFFERED": "1",
         **extra,
     }
+
+
+def workflow_settings(**settings: Any) -> dict[str, str]:
+    """DJANGO_WORKFLOWS for another process: `env=workflow_settings(LEASE=timedelta(seconds=2))`."""
+    values = {
+        key: {"seconds": value.total_seconds()} if isinstance(value, timedelta) else value
+        for key, value in settings.items()
+    }
+    return {"DJANGO_WORKFLOWS": json.dumps(values)}
 
 
 def run_manage(

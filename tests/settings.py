@@ -4,7 +4,9 @@
 runs on a PostgreSQL that pip installed, which `conftest.py` starts when a test asks for a database.
 """
 
+import json
 import os
+from datetime import timedelta
 
 NEEDS_PIP_POSTGRES = not os.environ.get("DATABASE_URL")
 if NEEDS_PIP_POSTGRES:
@@ -17,3 +19,9 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # `tests.processes` reads from a worker's log which processes are ready.
 LOGGING["formatters"]["line"]["format"] = "[PID %(process)d] %(asctime)s %(name)s: %(message)s"
+
+# How a test gives settings to another process; `tests.processes.workflow_settings` writes it.
+DJANGO_WORKFLOWS = {
+    key: timedelta(**value) if isinstance(value, dict) else value
+    for key, value in json.loads(os.environ.get("DJANGO_WORKFLOWS", "{}")).items()
+}
