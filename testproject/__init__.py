@@ -1,0 +1,1 @@
+"""A Django project that fulfils orders: the demo, the tests' subject and an example to copy."""

@@ -1,0 +1,45 @@
+"""The tables that both variants of the process have, each app its own set.
+
+Payment, pick, shipment and receipt are unique per order: work that is done twice raises.
+"""
+
+import uuid
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class OrderRow(models.Model):
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    amount = models.DecimalField(max_digits=10, decimal_places=2)
+    message_id = models.UUIDField(
+        help_text="The OrderPlaced event that this order was placed with."
+    )
+    batch = models.UUIDField(
+        null=True, db_index=True, help_text="The run of demo or place_orders that placed it."
+    )
+    placed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"Order {self.pk}"
+
+
+class RowPerOrder(models.Model):
+    order_id = models.UUIDField(unique=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of order {self.order_id}"
+
+
+class PaymentRow(RowPerOrder):
+    amount = models.DecimalField(max_digits=10, decimal_places=2)
+
+    class Meta:
+        abstract = True
