@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at whether the process is still whole.
 WATCH_EVERY = 5.0
 #: Seconds that an orderly end may take before the process is ended without one.
-LAST_WORD = 10.0
+LAST_WORD = 60.0
 #: Seconds for which a broker that refused a hand-over is left to the relay.
 BROKER_PAUSE = 5.0
 

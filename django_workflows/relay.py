@@ -65,8 +65,11 @@ def relay_once(*, orphans: bool = False) -> int:
     """Hand over one batch of each queue; how many deliveries that were.
 
     The rows are taken and committed first: no lock is held while the network is waited for.
+    Nothing is taken while the transport rests after a failure.
     """
     count = 0
+    if not outbox.transport.hands_over:
+        return count
     batch = conf.current().RELAY_BATCH
     for queue in sorted(registry.current().queues):
         count += hand_over(take(queue, batch, grows=True))
@@ -76,13 +79,20 @@ def relay_once(*, orphans: bool = False) -> int:
 
 
 def hand_over(taken: Sequence[Taken]) -> int:
-    """Give the ids to the transport, each on the queue that its handler is on today."""
+    """Give the ids to the transport, each on the queue that its handler is on today.
+
+    Raises what the transport raises, with the rows due again at once.
+    """
     declared = registry.current().queues
     by_queue: dict[str, list[UUID]] = defaultdict(list)
     for row in taken:
         by_queue[row.queue if row.queue in declared else conf.current().QUEUE].append(row.id)
-    for queue, ids in by_queue.items():
-        outbox.transport.hand_over(queue, ids)
+    try:
+        for queue, ids in by_queue.items():
+            outbox.transport.hand_over(queue, ids)
+    except Exception:
+        give_back([row.id for row in taken])
+        raise
     return len(taken)
 
 
