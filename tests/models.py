@@ -71,6 +71,8 @@ class SlotState(WorkflowState):
     class Meta:
         constraints = (
             models.UniqueConstraint(
-                fields=["key"], condition=models.Q(ended_at__isnull=True), name="tests_one_running_slot"
+                fields=["key"],
+                condition=models.Q(ended_at__isnull=True),
+                name="tests_one_running_slot",
             ),
         )
