@@ -63,6 +63,14 @@ def run_manage(
     return done
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 class Workers:
     """One `rundramatiq`: a master and its worker processes, in a process group of their own."""
 
