@@ -12,6 +12,8 @@ import pytest
 from django.conf import settings
 from django.db import connection, connections
 
+from django_workflows.registry import Registry
+from django_workflows.testing import isolated_registry
 from tests.processes import Workers, environment, run_manage
 from tests.services import (
     Postgres,
@@ -30,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("postgres") and connection.vendor != "postgresql":
         pytest.skip(f"needs PostgreSQL, and DATABASE_URL names {connection.vendor}")
+
+
+@pytest.fixture
+def own_registry() -> Iterator[Registry]:
+    """Only what the test itself declares is declared."""
+    with isolated_registry() as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")
