@@ -14,7 +14,7 @@ if NEEDS_PIP_POSTGRES:
 
 from testproject.settings import *  # noqa: E402
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
+INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.postgres", "tests"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # `tests.processes` reads from a worker's log which processes are ready.
