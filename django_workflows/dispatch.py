@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from datetime import timedelta
 from uuid import UUID
 
@@ -55,8 +54,16 @@ def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
 
 def claim(delivery_id: UUID) -> Delivery | None:
     """Make the delivery ours for a lease, in a transaction of its own."""
-    claimed = statements.claim(outbox.database(), [delivery_id], conf.current().LEASE)
-    return claimed[0] if claimed else None
+    for tries in range(1, recovery.TRIES_IN_PLACE + 1):
+        try:
+            claimed = statements.claim(outbox.database(), [delivery_id], conf.current().LEASE)
+        except Exception as error:
+            if not recovery.is_conflict(error) or tries == recovery.TRIES_IN_PLACE:
+                raise
+            recovery.wait_out(error, tries)
+        else:
+            return claimed[0] if claimed else None
+    return None
 
 
 def run(delivery: Delivery, interruptions: Errors) -> Ending:
@@ -74,15 +81,14 @@ def run(delivery: Delivery, interruptions: Errors) -> Ending:
         except DuplicateInstance as error:
             if contested:
                 return Failed(error.__cause__ or error, conflicts)
-            contested = True
+            conflicts, contested = conflicts + 1, True
         except BaseException as error:
             if not recovery.is_conflict(error):
                 return Failed(error, conflicts)
-            if conflicts + 1 >= recovery.TRIES_IN_PLACE:
-                return Conflicted(error, conflicts + 1)
-        conflicts += 1
-        time.sleep(recovery.pause_in_place(conflicts))
-        close_old_connections()
+            conflicts += 1
+            if conflicts == recovery.TRIES_IN_PLACE:
+                return Conflicted(error, conflicts)
+            recovery.wait_out(error, conflicts)
 
 
 def settle(delivery: Delivery, ending: Ending) -> Ending:

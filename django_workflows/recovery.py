@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections
 
 from django_workflows import clock, conf
 from django_workflows.errors import (
@@ -25,6 +26,9 @@ HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
 
 #: Conflicts are retried in place so often, then the delivery is released for a moment.
 TRIES_IN_PLACE = 5
+
+#: Seconds before each try in place while the database cannot be reached: a restart is waited out.
+OUTAGE_PAUSES = (0.1, 0.5, 2.0, 5.0)
 
 MAX_ERROR = 2_000
 MAX_TRACEBACK = 20_000
@@ -50,9 +54,13 @@ def backoff(failures: int) -> timedelta:
     return timedelta(seconds=wait * random.uniform(0.5, 1))  # noqa: S311
 
 
-def pause_in_place(conflicts: int) -> float:
-    """Seconds to wait before running again on the latest state."""
-    return random.uniform(0.001, 0.004) * float(2**conflicts)  # noqa: S311
+def wait_out(error: BaseException, conflicts: int) -> None:
+    """Wait before trying again in place: milliseconds for another writer, seconds for an outage."""
+    if is_outage(error):
+        time.sleep(OUTAGE_PAUSES[min(conflicts, len(OUTAGE_PAUSES)) - 1])
+    else:
+        time.sleep(random.uniform(0.001, 0.004) * 2**conflicts)  # noqa: S311
+    close_old_connections()
 
 
 def pause_after_conflicts() -> timedelta:
@@ -74,24 +82,31 @@ def is_conflict(error: BaseException) -> bool:
     if not isinstance(error, DatabaseError | InterfaceError):
         return False
     state = getattr(error.__cause__, "sqlstate", None)
+    return state in _CONFLICTS or "is locked" in str(error) or is_outage(error)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database cannot be reached, or has gone away."""
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    state = getattr(error.__cause__, "sqlstate", None)
     if state is not None:
-        return state in _CONFLICTS or state.startswith(_CONNECTION_EXCEPTION)
-    text = str(error)
-    if isinstance(error, OperationalError | InterfaceError):
-        return any(phrase in text for phrase in _PHRASES)
-    return False
+        return state in _OUTAGES or state.startswith(_CONNECTION_EXCEPTION)
+    return any(phrase in str(error) for phrase in _PHRASES)
 
 
-#: Serialization failure, deadlock, lock not available; the server shuts down or starts.
-_CONFLICTS = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
+#: Serialization failure, deadlock, lock not available.
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+#: The server shuts down, has crashed, or is starting.
+_OUTAGES = frozenset({"57P01", "57P02", "57P03"})
 _CONNECTION_EXCEPTION = "08"
-#: What SQLite says of a lock, and psycopg of a connection that is gone.
+#: What psycopg says, without a code, of a connection that is gone or cannot be made.
 _PHRASES = (
-    "is locked",
     "connection is closed",
     "connection is lost",
     "connection already closed",
     "connection failed",
+    "connection attempts failed",
     "server closed the connection",
     "terminating connection",
     "consuming input failed",

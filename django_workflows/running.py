@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.db import close_old_connections, transaction
+from django.db import transaction
 
 from django_workflows import outbox, recovery, registry, statements
 from django_workflows.context import Context, Effects, HandlerContext, entered
@@ -87,8 +86,7 @@ def stored_in_the_end(store: Callable[[int], Handled]) -> Handled:
         except Exception as error:
             if not recovery.is_conflict(error) or conflicts + 1 == recovery.TRIES_IN_PLACE:
                 raise
-        time.sleep(recovery.pause_in_place(conflicts + 1))
-        close_old_connections()
+            recovery.wait_out(error, conflicts + 1)
     raise AssertionError("unreachable")
 
 
