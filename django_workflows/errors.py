@@ -43,6 +43,10 @@ class UnknownName(WorkflowsError):
     """A stored delivery names a message or a handler that this process does not have."""
 
 
+class NotDeclared(WorkflowsError):
+    """A message, handler or workflow is asked for by a name that nothing declares."""
+
+
 class LookupMismatch(WorkflowsError):
     """A lookup gave a value that the field it maps to cannot hold."""
 

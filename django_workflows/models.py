@@ -205,7 +205,9 @@ class Delivery(models.Model):
     objects = DeliveryQuerySet.as_manager()
 
     class Meta:
+        verbose_name = _("delivery")
         verbose_name_plural = _("deliveries")
+        permissions = (("replay_delivery", "Can replay deliveries"),)
         constraints = (
             models.UniqueConstraint(
                 fields=["message_id", "handler", "part"], name="django_workflows_once_per_handler"
