@@ -10,42 +10,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_workflows.cancelling import cancel_instance
     from django_workflows.context import HandlerContext, WorkflowContext, publish, send
+    from django_workflows.declarations import attribute, wait
+    from django_workflows.errors import RetryLater, Unrecoverable
     from django_workflows.handlers import handles
     from django_workflows.messages import Command, Event
-    from django_workflows.registry import attribute
-    from django_workflows.workflows import Workflow, define_workflow, started_by, when
+    from django_workflows.notices import CommandFailed, WorkflowEnded
+    from django_workflows.workflows import (
+        Workflow,
+        define_workflow,
+        on_failure,
+        started_by,
+        when,
+        when_all,
+        when_completed,
+    )
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "Command": "messages",
+    "CommandFailed": "notices",
     "Event": "messages",
     "HandlerContext": "context",
+    "RetryLater": "errors",
+    "Unrecoverable": "errors",
     "Workflow": "workflows",
     "WorkflowContext": "context",
-    "attribute": "registry",
+    "WorkflowEnded": "notices",
+    "attribute": "declarations",
+    "cancel_instance": "cancelling",
     "define_workflow": "workflows",
     "handles": "handlers",
+    "on_failure": "workflows",
     "publish": "context",
     "send": "context",
     "started_by": "workflows",
+    "wait": "declarations",
     "when": "workflows",
+    "when_all": "workflows",
+    "when_completed": "workflows",
 }
 
 __all__ = [
     "Command",
+    "CommandFailed",
     "Event",
     "HandlerContext",
+    "RetryLater",
+    "Unrecoverable",
     "Workflow",
     "WorkflowContext",
+    "WorkflowEnded",
     "attribute",
+    "cancel_instance",
     "define_workflow",
     "handles",
+    "on_failure",
     "publish",
     "send",
     "started_by",
+    "wait",
     "when",
+    "when_all",
+    "when_completed",
 ]
 
 

@@ -30,6 +30,10 @@ class Settings:
     CONFLICT_LIMIT: timedelta = timedelta(minutes=1)
     #: An unknown message or handler name is tried again for so long (a rolling deploy).
     UNKNOWN_LIMIT: timedelta = timedelta(minutes=10)
+    #: A message with if_missing="wait" waits for its instance for so long.
+    WAIT_LIMIT: timedelta = timedelta(days=1)
+    #: A function (error, facts) that decides what becomes of a failure: its dotted path, or itself.
+    RECOVERY: Any = None
     #: How often the relay, and an idle consumer of the DatabaseBroker, looks for due deliveries.
     RELAY_EVERY: timedelta = timedelta(seconds=1)
     POLL_EVERY: timedelta = timedelta(milliseconds=500)

@@ -8,17 +8,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID
 
 from django.db import transaction
 
 from django_workflows import outbox, registry
-from django_workflows.errors import MessageError, NobodyAsked
+from django_workflows.declarations import WorkflowDefinition
+from django_workflows.errors import MessageError, NobodyAsked, Unrecoverable
 from django_workflows.messages import Command, Event, Message
 from django_workflows.models import Delivery, Lifecycle, WorkflowState
 from django_workflows.outbox import Origin, Terms
-from django_workflows.registry import WorkflowDefinition
 from django_workflows.statements import NewDelivery
 
 if TYPE_CHECKING:
@@ -32,11 +32,22 @@ class SendOptions(TypedDict, total=False):
 
     `delay` (a timedelta) or `at` (an aware datetime; one that has passed means now) let the
     delivery wait in the table. `attributes` travel with this message, `sticky_attributes` with
-    it and everything it causes; both are JSON objects.
+    it and everything it causes; both are JSON objects. `idempotency_key` (a text of the outside
+    world's, for this kind of message) or `message_id` makes a message that is sent twice one
+    message, for as long as its deliveries are kept.
     """
 
     delay: timedelta | None
     at: datetime | None
+    attributes: Mapping[str, Any] | None
+    sticky_attributes: Mapping[str, Any] | None
+    message_id: UUID | None
+    idempotency_key: str | None
+
+
+class AttributeOptions(TypedDict, total=False):
+    """What may travel with a message."""
+
     attributes: Mapping[str, Any] | None
     sticky_attributes: Mapping[str, Any] | None
 
@@ -50,8 +61,16 @@ class Effects:
     sent: dict[UUID, str] = field(default_factory=dict)
     #: Names of the messages of which what waits is cancelled.
     cancelled: set[str] = field(default_factory=set)
+    #: Undo commands, kept with the instance until it compensates.
+    notes: list[NewDelivery] = field(default_factory=list)
+    #: COMPLETED or COMPENSATING, when the step has asked for that.
     ending: Lifecycle | None = None
     discarded: bool = False
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the run did anything but change fields."""
+        return bool(self.sent or self.cancelled or self.notes or self.ending)
 
 
 class Context:
@@ -124,7 +143,7 @@ class Context:
         """
         asker, instance_id = self._asker()
         definition = registry.current().recipient(asker)
-        if not isinstance(definition, WorkflowDefinition) or not definition.step_of(type(message)):
+        if not isinstance(definition, WorkflowDefinition) or not definition.step_of(message):
             raise MessageError(
                 f"{asker} asked, but has no step @when({type(message).__name__}) for the reply. "
                 f"Add one, or publish the event instead."
@@ -134,6 +153,10 @@ class Context:
         )
         self._add([delivery])
         return message_id
+
+    def fail(self, reason: str) -> NoReturn:
+        """Fail the delivery for good, with this reason; nothing that the run did is committed."""
+        raise Unrecoverable(reason)
 
     def _asker(self) -> tuple[str, UUID]:
         if self._delivery.sender_instance_id is None:
@@ -188,6 +211,11 @@ class WorkflowContext(Context, Generic[S]):
         """The id of this instance."""
         return self.state.pk
 
+    def send_again(self, command: Command, **options: Unpack[SendOptions]) -> list[UUID]:
+        """Send a command and cancel what waits of its kind: it replaces a timeout."""
+        self.cancel(type(command))
+        return self.send(command, **options)
+
     def cancel(self, *messages: type[Command]) -> None:
         """Cancel what this instance has waiting of these commands that it sent itself.
 
@@ -205,6 +233,24 @@ class WorkflowContext(Context, Generic[S]):
     def complete(self) -> None:
         """End the instance with this step's changes, and cancel what it has waiting for itself."""
         self._effects.ending = Lifecycle.COMPLETED
+
+    def compensate_with(self, command: Command, **options: Unpack[AttributeOptions]) -> None:
+        """Note the command that undoes what this step does; it commits with the step.
+
+        It is kept with the instance and is sent when the instance compensates.
+        """
+        outbox.require_commands([command])
+        _ids, notes = outbox.prepare([command], self._origin, Terms(**options))
+        self._effects.notes += notes
+
+    def compensate(self) -> None:
+        """Undo: the noted commands are sent, newest first, each when the one before is handled.
+
+        The instance is compensating until then, and ends as compensated. What it has waiting for
+        itself is cancelled. When one of the commands fails for good, the instance is failed; a
+        replay of that delivery goes on from there.
+        """
+        self._effects.ending = Lifecycle.COMPENSATING
 
     def discard(self) -> None:
         """Save nothing of the state; in a step that starts, there will be no instance.

@@ -6,9 +6,19 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from django.db import close_old_connections
+from django.db import close_old_connections, transaction
 
-from django_workflows import conf, leases, outbox, recovery, registry, signals, statements
+from django_workflows import (
+    conf,
+    leases,
+    outbox,
+    recovery,
+    registry,
+    signals,
+    statements,
+    telling,
+)
+from django_workflows.declarations import Errors, Recovery, WorkflowDefinition
 from django_workflows.endings import (
     Conflicted,
     Ending,
@@ -16,13 +26,14 @@ from django_workflows.endings import (
     Handled,
     Ignored,
     Interrupted,
+    Later,
     Lost,
+    Parked,
     Unknown,
 )
-from django_workflows.errors import LeaseLost, UnknownName
+from django_workflows.errors import LeaseLost, RetryLater, UnknownName
 from django_workflows.instances import DuplicateInstance
 from django_workflows.models import Delivery, Lifecycle, Status
-from django_workflows.registry import Errors, WorkflowDefinition
 from django_workflows.running import run_once
 
 logger = logging.getLogger(__name__)
@@ -76,6 +87,8 @@ def run(delivery: Delivery, interruptions: Errors) -> Ending:
             return Lost()
         except UnknownName as error:
             return Unknown(error)
+        except RetryLater as error:
+            return Later(error)
         except interruptions:
             return Interrupted()
         except DuplicateInstance as error:
@@ -95,12 +108,14 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
     """Decide, and record, what becomes of the delivery."""
     settings = conf.current()
     match ending:
-        case Handled() | Ignored():
+        case Handled() | Ignored() | Parked():
             return ending  # recorded in the transaction of its effects
         case Lost():
             return what_the_row_says(delivery, ending)
         case Interrupted():
             recorded = release(delivery, timedelta(0), "The worker was shut down.")
+        case Later(error):
+            recorded = release(delivery, error.delay, recovery.record_of(error, 0).error)
         case Unknown(error) if recovery.held_up_for(delivery) < settings.UNKNOWN_LIMIT:
             wait = min(recovery.held_up_for(delivery), timedelta(minutes=1))
             recorded = release(delivery, wait + settings.RELAY_EVERY, str(error))
@@ -112,7 +127,7 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
             reason = recovery.record_of(error, delivery.attempts).error
             recorded = release(delivery, recovery.pause_after_conflicts(), reason, conflicts)
         case Conflicted(error, conflicts) | Failed(error, conflicts):
-            again = recovery.retry_after(delivery, error, unrecoverable_of(delivery))
+            again = recovery.retry_after(delivery, error, declared_for(delivery))
             ending, recorded = Failed(error), record_failure(delivery, error, again, conflicts)
     return ending if recorded else what_the_row_says(delivery, ending)
 
@@ -138,27 +153,32 @@ def record_failure(
         f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
         exc_info=error,
     )
-    recorded = statements.record_failure(
-        outbox.database(),
-        delivery,
-        retry_after=retry_after,
-        failure=record.failure,
-        error=record.error,
-        traceback=record.traceback,
-        conflicts=conflicts,
-    )
-    if recorded:
-        delivery.status = Status.PENDING if retry_after is not None else Status.FAILED
+    with transaction.atomic(using=outbox.database().alias):
+        recorded = statements.record_failure(
+            outbox.database(),
+            delivery,
+            retry_after=retry_after,
+            failure=record.failure,
+            error=record.error,
+            traceback=record.traceback,
+            conflicts=conflicts,
+        )
+        if recorded and retry_after is None:
+            delivery.status, delivery.attempts = Status.FAILED, delivery.attempts + 1
+            telling.tell_sender(delivery, record.error)
     return recorded
 
 
-def unrecoverable_of(delivery: Delivery) -> Errors:
-    """The errors that the handler, or any step for this message, declares as not worth a retry."""
+def declared_for(delivery: Delivery) -> Recovery:
+    """What the step, then its workflow, or the handler says about failures."""
     recipient = registry.current().recipient(delivery.handler)
-    if isinstance(recipient, WorkflowDefinition):
-        named = (s for s in recipient.steps if delivery.message_name in s.message.stored_names())
-        return tuple(error for step in named for error in step.unrecoverable)
-    return recipient.unrecoverable if recipient else ()
+    if not isinstance(recipient, WorkflowDefinition):
+        return recipient.recovery if recipient else Recovery()
+    narrow = Recovery()
+    for step in recipient.steps:
+        if delivery.message_name in step.message.stored_names():
+            narrow = narrow.otherwise(step.recovery)
+    return narrow.otherwise(recipient.recovery)
 
 
 def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:

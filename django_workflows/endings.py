@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from django_workflows.errors import UnknownName
+from django_workflows.declarations import wait
+from django_workflows.errors import RetryLater, UnknownName
 from django_workflows.models import WorkflowState
 
 
@@ -24,6 +25,21 @@ class Ignored:
 
     reason: str
     instance_id: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Parked:
+    """Its instance does not exist yet; it waits under a key; committed."""
+
+    key: str
+    how_long: wait
+
+
+@dataclass(frozen=True)
+class Later:
+    """The handler or step asked to be run again after a while."""
+
+    error: RetryLater
 
 
 @dataclass(frozen=True)
@@ -59,4 +75,4 @@ class Lost:
     """Another worker has it, or it was cancelled; nothing was committed here."""
 
 
-Ending = Handled | Ignored | Failed | Conflicted | Unknown | Interrupted | Lost
+Ending = Handled | Ignored | Parked | Later | Failed | Conflicted | Unknown | Interrupted | Lost

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class WorkflowsError(Exception):
     """The base of every error that django_workflows raises."""
@@ -33,6 +35,14 @@ class NoHandler(MessageError):
 
 class NobodyAsked(MessageError):
     """A reply has nowhere to go: no workflow sent what is being handled."""
+
+
+class RetryLater(WorkflowsError):
+    """Raise it from a handler or step to be run again after `delay`; no attempt is used up."""
+
+    def __init__(self, delay: timedelta, reason: str = "") -> None:
+        super().__init__(reason or f"To be run again in {delay}.")
+        self.delay = delay
 
 
 class UnreadableBody(WorkflowsError):

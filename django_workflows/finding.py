@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django_workflows import outbox
-from django_workflows.endings import Ignored
+from django_workflows import outbox, parking
+from django_workflows.declarations import Step, WorkflowDefinition
+from django_workflows.endings import Ignored, Parked
 from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch
 from django_workflows.instances import StateTable, key_of
 from django_workflows.messages import Message
 from django_workflows.models import Delivery, WorkflowState
-from django_workflows.registry import Step, WorkflowDefinition
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ def find(
     delivery: Delivery,
     *,
     contested: bool,
-) -> Target | Ignored | list[WorkflowState]:
+) -> Target | Ignored | Parked | list[WorkflowState]:
     """The instance and step for the message: one to continue, else one to start, else none."""
-    step, start = definition.step_of(type(message)), definition.start_of(type(message))
+    step, start = definition.step_of(message), definition.start_of(message)
     matches = matching(table, definition, step, message, delivery) if step else []
     live = [instance for instance in matches if instance.is_live]
     if len(live) > 1:
@@ -47,6 +47,8 @@ def find(
         return start_of(table, start, message, delivery, contested=contested)
     if matches:
         return ended(definition, matches[0].pk)
+    if key := waiting_key(table, definition, step, message, delivery):
+        return park(table, definition, message, delivery, key)
     return missing(table, definition, step, message, delivery)
 
 
@@ -58,17 +60,18 @@ def matching(
     delivery: Delivery,
 ) -> list[WorkflowState]:
     """The instance this copy or reply is for; else by lookup; else by the id that travelled."""
-    connection = outbox.database()
+    connection, lock = outbox.database(), bool(step.join)
     if delivery.part:
-        found = table.by_id(connection, UUID(delivery.part))
+        found = table.by_id(connection, UUID(delivery.part), lock=lock)
     elif step.lookup is not None:
         key = key_of(step, message, delivery)
         if key is None or key == "":
             return []
-        return table.live(connection, step.maps_to or "", key)
+        return table.live(connection, step.maps_to or "", key, lock=lock)
     else:
-        travelled = delivery.workflow_ids.get(definition.name)
-        found = table.by_id(connection, UUID(travelled)) if travelled else None
+        ids = (delivery.workflow_ids.get(name) for name in definition.names)
+        travelled = next(filter(None, ids), None)
+        found = table.by_id(connection, UUID(travelled), lock=lock) if travelled else None
     return [found] if found else []
 
 
@@ -104,6 +107,37 @@ def ended(definition: WorkflowDefinition, instance_id: UUID) -> Ignored:
     return Ignored(f"{definition.name} {instance_id} has ended.", instance_id)
 
 
+def waiting_key(
+    table: StateTable,
+    definition: WorkflowDefinition,
+    step: Step | None,
+    message: Message,
+    delivery: Delivery,
+) -> str:
+    """What the message is to wait under, if its step lets it and it has not waited before."""
+    if step is None or not step.waits or not step.maps_to or delivery.part or delivery.waits_for:
+        return ""
+    key = key_of(step, message, delivery)
+    if key is None or key == "" or table.any(outbox.database(), step.maps_to, key):
+        return ""
+    return parking.key_for(definition, step.maps_to, table.converted(step.maps_to, key))
+
+
+def park(
+    table: StateTable,
+    definition: WorkflowDefinition,
+    message: Message,
+    delivery: Delivery,
+    key: str,
+) -> Target | Ignored | Parked | list[WorkflowState]:
+    """Let the message wait, unless its instance is there by the time the key is ours."""
+    parking.lock([key])
+    step = definition.step_of(message)
+    if step and step.waits and not matching(table, definition, step, message, delivery):
+        return Parked(key, step.waits)
+    return find(table, definition, message, delivery, contested=False)
+
+
 def missing(
     table: StateTable,
     definition: WorkflowDefinition,
@@ -122,7 +156,7 @@ def missing(
             if other is not None:
                 return ended(definition, other)
     reason = f"No instance of {definition.name} matches {name} by {sought}."
-    if step and step.if_missing == "fail":
+    if step and (step.if_missing == "fail" or (step.waits and step.waits.then == "fail")):
         raise InstanceRequired(f"{reason} Replay the delivery once there is one.")
     if step and step.if_missing == "retry":
         raise InstanceMissing(reason)

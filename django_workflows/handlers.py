@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from django_workflows import registry
 from django_workflows.context import HandlerContext
+from django_workflows.declarations import Handler, Recovery, RecoveryOptions
 from django_workflows.messages import Message
 
 M = TypeVar("M", bound=Message)
@@ -20,7 +21,7 @@ def handles(
     aliases: Iterable[str] = (),
     atomic: bool = True,
     queue: str | None = None,
-    unrecoverable: Iterable[type[BaseException]] = (),
+    **recovery: Unpack[RecoveryOptions],
 ) -> Callable[[HandlerFunction[M]], HandlerFunction[M]]:
     """Let the decorated function handle this message; it is called with `(message, context)`.
 
@@ -30,20 +31,20 @@ def handles(
     as their idempotency key; what it sends is stored together with the finish.
 
     `name` is stored with every delivery (default: app label and function name) and `aliases`
-    are its former names. `queue` keeps slow work apart. Errors in `unrecoverable` fail the
-    delivery without a retry.
+    are its former names. `queue` keeps slow work apart. `attempts`, `backoff` and
+    `unrecoverable` say how its failures are dealt with.
     """
 
     def register(function: HandlerFunction[M]) -> HandlerFunction[M]:
         registry.current().add(
-            registry.Handler(
+            Handler(
                 message=message,
                 function=function,
                 given_name=name,
                 aliases=tuple(aliases),
                 atomic=atomic,
                 given_queue=queue,
-                unrecoverable=tuple(unrecoverable),
+                recovery=Recovery.of(recovery),
             )
         )
         return function

@@ -23,10 +23,10 @@ from django.db.models.expressions import DatabaseDefault
 from django.db.models.sql import UpdateQuery
 
 from django_workflows import clock
+from django_workflows.declarations import Step, attribute
 from django_workflows.errors import LookupMismatch, StaleState, WorkflowsError
 from django_workflows.messages import Message
 from django_workflows.models import LIVE, Delivery, WorkflowState
-from django_workflows.registry import Step, attribute
 from django_workflows.statements import Columns
 
 #: Fields that the engine alone writes.
@@ -94,20 +94,23 @@ class StateTable:
 
     # Finding
 
-    def by_id(self, connection: BaseDatabaseWrapper, instance_id: UUID) -> WorkflowState | None:
+    def by_id(
+        self, connection: BaseDatabaseWrapper, instance_id: UUID, *, lock: bool = False
+    ) -> WorkflowState | None:
         """The instance of this id, whether it has ended or not."""
-        found = self._query(connection, f"{self.table}.{self.quote('id')} = %s", "id", instance_id)
+        where = f"{self.table}.{self.quote('id')} = %s"
+        found = self._query(connection, where, "id", instance_id, lock)
         return found[0] if found else None
 
     def live(
-        self, connection: BaseDatabaseWrapper, field_name: str, key: Any
+        self, connection: BaseDatabaseWrapper, field_name: str, key: Any, *, lock: bool = False
     ) -> list[WorkflowState]:
         """The instances that have not ended and whose field equals the key.
 
         Raises `LookupMismatch` when the field cannot hold the key.
         """
         where = f"{self._equals(field_name)} AND {self.table}.{self.quote('ended_at')} IS NULL"
-        return self._query(connection, where, field_name, key)
+        return self._query(connection, where, field_name, key, lock)
 
     def any(self, connection: BaseDatabaseWrapper, field_name: str, key: Any) -> UUID | None:
         """The id of an instance whose field equals the key, whether it has ended or not."""
@@ -119,8 +122,15 @@ class StateTable:
         return f"{self.table}.{self.quote(field.column)} = %s"
 
     def _query(
-        self, connection: BaseDatabaseWrapper, where: str, field_name: str, key: Any
+        self,
+        connection: BaseDatabaseWrapper,
+        where: str,
+        field_name: str,
+        key: Any,
+        lock: bool = False,
     ) -> list[WorkflowState]:
+        if lock and connection.features.has_select_for_update:
+            where += " FOR UPDATE"
         field: Any = self.model._meta.get_field(field_name)
         value = field.get_db_prep_value(self.converted(field_name, key), connection, prepared=False)
         with connection.cursor() as cursor:

@@ -56,7 +56,7 @@ class WorkflowState(models.Model):
         max_length=12, choices=Lifecycle, default=Lifecycle.RUNNING, editable=False, db_index=True
     )
     starter_workflow = models.CharField(max_length=200, default="", blank=True, editable=False)
-    starter_id = models.UUIDField(null=True, blank=True, editable=False)
+    starter_id = models.UUIDField(null=True, blank=True, editable=False, db_index=True)
     started_at = models.DateTimeField(default=timezone.now, editable=False)
     updated_at = models.DateTimeField(default=timezone.now, editable=False)
     ended_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -119,6 +119,7 @@ class Status(models.TextChoices):
     PENDING = "pending", _("pending")
     RUNNING = "running", _("running")
     HANDLED = "handled", _("handled")
+    NOTED = "noted", _("noted")
     IGNORED = "ignored", _("ignored")
     FAILED = "failed", _("failed")
     CANCELLED = "cancelled", _("cancelled")
@@ -142,6 +143,7 @@ class DeliveryQuerySet(models.QuerySet["Delivery"]):
             attempts=0,
             losses=0,
             held_up_since=None,
+            waits_for="",
             due_at=now,
             relay_at=now,
             ended_at=None,
@@ -187,6 +189,13 @@ class Delivery(models.Model):
     error = models.TextField(default="", blank=True)
     traceback = models.TextField(default="", blank=True)
 
+    undoes = models.BooleanField(
+        default=False, help_text=_("A compensation of the instance that sent it.")
+    )
+    waits_for = models.CharField(
+        max_length=64, default="", blank=True, help_text=_("The key of the instance it waits for.")
+    )
+
     step = models.CharField(max_length=200, default="", blank=True)
     version = models.PositiveBigIntegerField(null=True, blank=True)
     changes = models.JSONField(
@@ -230,6 +239,18 @@ class Delivery(models.Model):
                 fields=["instance_id"],
                 name="django_workflows_instance",
                 condition=Q(instance_id__isnull=False),
+            ),
+            # What an instance has noted to undo, and what of its commands has failed.
+            models.Index(
+                fields=["sender_instance_id"],
+                name="django_workflows_sender",
+                condition=Q(status__in=("noted", "failed")),
+            ),
+            # Messages that came before their instance.
+            models.Index(
+                fields=["waits_for"],
+                name="django_workflows_waiting",
+                condition=~Q(waits_for=""),
             ),
             # The list of what failed, and its replay.
             models.Index(

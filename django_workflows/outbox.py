@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -18,10 +18,10 @@ from django.utils import timezone
 from uuid_utils.compat import uuid7
 
 from django_workflows import conf, registry, statements
+from django_workflows.declarations import Recipient, WorkflowDefinition
 from django_workflows.errors import MessageError, NoHandler, NotSerialisable, WrongVerb
 from django_workflows.messages import Command, Event, Message, to_json
 from django_workflows.models import Delivery
-from django_workflows.registry import Recipient, WorkflowDefinition
 from django_workflows.statements import NewDelivery
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ class Terms:
     at: datetime | None = None
     attributes: Attributes | None = None
     sticky_attributes: Attributes | None = None
+    message_id: UUID | None = None
+    idempotency_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
@@ -87,6 +89,22 @@ class Terms:
                 f"at={self.at!r} is not an aware datetime. Use django.utils.timezone.now() and "
                 f"timezone.make_aware()."
             )
+
+    @property
+    def names_a_message(self) -> bool:
+        return self.message_id is not None or self.idempotency_key is not None
+
+    def id_for(self, message: Message) -> UUID:
+        """The id of the message: the one given, the one that the key stands for, or a new one."""
+        if self.message_id is not None:
+            return self.message_id
+        if self.idempotency_key is not None:
+            return uuid5(KEYS, f"{type(message).stored_name()}:{self.idempotency_key}")
+        return uuid7()
+
+
+#: The namespace of the ids that stand for idempotency keys.
+KEYS = UUID("0d3b9a5e-4f0c-5c0e-9d1b-6c0f5a8f7d11")
 
 
 def send_in_transaction(messages: Sequence[Message], origin: Origin, terms: Terms) -> list[UUID]:
@@ -103,10 +121,15 @@ def prepare(
     messages: Sequence[Message], origin: Origin, terms: Terms
 ) -> tuple[list[UUID], list[NewDelivery]]:
     """The ids of the messages, and one delivery for each handler of each of them."""
+    if len(messages) > 1 and terms.names_a_message:
+        raise MessageError(
+            f"{len(messages)} messages were given with message_id= or idempotency_key=, which name "
+            f"one. Send them one by one."
+        )
     ids: list[UUID] = []
     deliveries: list[NewDelivery] = []
     for message in messages:
-        message_id: UUID = uuid7()
+        message_id = terms.id_for(message)
         ids.append(message_id)
         recipients = recipients_of(message)
         if recipients:
@@ -119,7 +142,7 @@ def prepare_reply(
     message: Message, origin: Origin, terms: Terms, to: WorkflowDefinition, instance_id: UUID
 ) -> tuple[UUID, NewDelivery]:
     """The id of a reply, and its delivery to the instance that asked, whoever else reacts to it."""
-    message_id: UUID = uuid7()
+    message_id = terms.id_for(message)
     delivery = _delivery_maker(message_id, message, origin, terms)(to)
     delivery.instance_id, delivery.part = instance_id, str(instance_id)
     return message_id, delivery
@@ -150,16 +173,23 @@ def write(deliveries: Sequence[NewDelivery]) -> None:
     """Insert the deliveries in the transaction of this thread and hand them over on its commit."""
     if not deliveries:
         return
-    connection = database()
-    hands_over = transport.hands_over
-    second_look = conf.current().LEASE if hands_over else timedelta(0)
-    statements.insert(connection, deliveries, second_look=second_look)
+    statements.insert(database(), deliveries, second_look=second_look())
     by_queue: dict[str, list[UUID]] = defaultdict(list)
     for delivery in deliveries:
         if delivery.is_due_now:
             by_queue[delivery.queue].append(delivery.id)
+    hand_over_on_commit(by_queue)
+
+
+def hand_over_on_commit(by_queue: Mapping[str, Sequence[UUID]]) -> None:
+    """Give these ids to the workers when the transaction of this thread commits."""
     if by_queue:
-        transaction.on_commit(partial(_hand_over, by_queue), using=connection.alias, robust=True)
+        transaction.on_commit(partial(_hand_over, by_queue), using=database().alias, robust=True)
+
+
+def second_look() -> timedelta:
+    """For how long the relay leaves a row that is due now to the hand-over on commit."""
+    return conf.current().LEASE if transport.hands_over else timedelta(0)
 
 
 def database() -> BaseDatabaseWrapper:
@@ -248,7 +278,7 @@ def _instance_that_travels(recipient: Recipient, message: Message, origin: Origi
     """The instance whose id travels along, if the recipient has no lookup, which would win."""
     if not origin.workflow_ids or not isinstance(recipient, WorkflowDefinition):
         return None
-    step = recipient.step_of(type(message))
+    step = recipient.step_of(message)
     travelling = origin.workflow_ids.get(recipient.name)
     return UUID(travelling) if step and step.lookup is None and travelling else None
 

@@ -6,12 +6,17 @@ import json
 import random
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
+from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections
+from django.utils.module_loading import import_string
 
 from django_workflows import clock, conf
+from django_workflows.declarations import Errors, Recovery
 from django_workflows.errors import (
     LookupMismatch,
     StaleState,
@@ -19,7 +24,6 @@ from django_workflows.errors import (
     Unrecoverable,
 )
 from django_workflows.models import Delivery
-from django_workflows.registry import Errors
 
 #: Errors that no retry can mend.
 HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
@@ -34,15 +38,62 @@ MAX_ERROR = 2_000
 MAX_TRACEBACK = 20_000
 
 
-def retry_after(
-    delivery: Delivery, error: BaseException, unrecoverable: Errors
-) -> timedelta | None:
-    """How long to wait before the next attempt; None to give up."""
-    settings = conf.current()
+@dataclass(frozen=True)
+class RetryAfter:
+    """What a policy answers: run it again after this wait."""
+
+    delay: timedelta
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """What a policy answers: the delivery has failed for good."""
+
+
+@dataclass(frozen=True)
+class FailureFacts:
+    """What a policy is told about a delivery whose handler or step has raised."""
+
+    message_name: str
+    handler: str
+    delivery_id: UUID
+    #: Failures so far, this one included.
+    attempts: int
+
+
+#: `RECOVERY`: a function of the error and the facts; None leaves it to the settings.
+Policy = Callable[[BaseException, FailureFacts], RetryAfter | GiveUp | None]
+
+
+def retry_after(delivery: Delivery, error: BaseException, declared: Recovery) -> timedelta | None:
+    """How long to wait before the next attempt; None to give up.
+
+    What is declared for the handler, step or workflow counts first, then the project's policy,
+    then the settings.
+    """
     failures = delivery.attempts + 1
-    if isinstance(error, HOPELESS + unrecoverable) or failures >= settings.ATTEMPTS:
+    if isinstance(error, HOPELESS + declared.unrecoverable):
         return None
-    return backoff(failures)
+    if declared.attempts is not None and failures >= declared.attempts:
+        return None
+    if declared.attempts is None and declared.backoff is None and (policy := project_policy()):
+        facts = FailureFacts(delivery.message_name, delivery.handler, delivery.id, failures)
+        match policy(error, facts):
+            case RetryAfter(delay):
+                return delay
+            case GiveUp():
+                return None
+    if declared.attempts is None and failures >= conf.current().ATTEMPTS:
+        return None
+    if callable(declared.backoff):
+        return declared.backoff(failures)
+    return declared.backoff if declared.backoff is not None else backoff(failures)
+
+
+def project_policy() -> Policy | None:
+    """The function that RECOVERY names."""
+    named = conf.current().RECOVERY
+    return cast("Policy | None", import_string(named) if isinstance(named, str) else named)
 
 
 def backoff(failures: int) -> timedelta:

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from uuid import UUID
 
-from django.db import close_old_connections
+from django.db import close_old_connections, transaction
 
-from django_workflows import conf, outbox, registry, signals, statements
+from django_workflows import conf, outbox, registry, signals, statements, telling
 from django_workflows.models import Delivery, Status
 from django_workflows.statements import Taken
 
@@ -28,21 +28,24 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
     nothing declares any more are taken instead.
     """
     settings = conf.current()
-    taken = statements.take_due(
-        outbox.database(),
-        queue=queue,
-        limit=limit,
-        lease=settings.LEASE,
-        losses=settings.LOSSES,
-        backoff=settings.BACKOFF,
-        backoff_factor=settings.BACKOFF_FACTOR,
-        backoff_max=settings.BACKOFF_MAX,
-        grows=grows,
-        orphans_of=sorted(registry.current().queues) if orphans else None,
-    )
-    for row in taken:
-        if row.status == Status.FAILED:
-            announce_failure(row.id)
+    with transaction.atomic(using=outbox.database().alias):
+        taken = statements.take_due(
+            outbox.database(),
+            queue=queue,
+            limit=limit,
+            lease=settings.LEASE,
+            losses=settings.LOSSES,
+            backoff=settings.BACKOFF,
+            backoff_factor=settings.BACKOFF_FACTOR,
+            backoff_max=settings.BACKOFF_MAX,
+            grows=grows,
+            orphans_of=sorted(registry.current().queues) if orphans else None,
+        )
+        failed = Delivery.objects.in_bulk([r.id for r in taken if r.status == Status.FAILED])
+        for delivery in failed.values():
+            telling.tell_sender(delivery, delivery.error)
+    for delivery in failed.values():
+        announce_failure(delivery)
     return [row for row in taken if row.is_due]
 
 
@@ -52,9 +55,8 @@ def give_back(ids: Sequence[UUID]) -> None:
         statements.make_due_now(outbox.database(), ids)
 
 
-def announce_failure(delivery_id: UUID) -> None:
+def announce_failure(delivery: Delivery) -> None:
     """Say that a delivery has cost too many workers."""
-    delivery = Delivery.objects.get(pk=delivery_id)
     logger.error("Delivery %s has failed: %s", delivery, delivery.reason)
     recipient = registry.current().recipient(delivery.handler)
     if recipient is not None:

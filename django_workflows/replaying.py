@@ -10,9 +10,9 @@ from uuid import UUID
 from django.db import models, router, transaction
 
 from django_workflows import registry
+from django_workflows.declarations import Handler, Recipient, WorkflowDefinition
 from django_workflows.errors import NotDeclared
 from django_workflows.models import REPLAYABLE, Delivery
-from django_workflows.registry import Handler, Recipient, WorkflowDefinition
 
 #: Deliveries of one transaction.
 BATCH = 500

@@ -8,19 +8,29 @@ from typing import Any
 
 from django.db import transaction
 
-from django_workflows import outbox, recovery, registry, statements
+from django_workflows import (
+    compensation,
+    joins,
+    outbox,
+    parking,
+    recovery,
+    registry,
+    statements,
+    telling,
+)
 from django_workflows.context import Context, Effects, HandlerContext, entered
-from django_workflows.endings import Handled, Ignored
+from django_workflows.declarations import Handler, Recipient, Step, WorkflowDefinition
+from django_workflows.endings import Handled, Ignored, Parked
 from django_workflows.errors import LeaseLost, UnknownName, WorkflowsError
 from django_workflows.finding import Target, find
 from django_workflows.instances import StateTable, difference
 from django_workflows.messages import Message, from_json
-from django_workflows.models import Delivery, Status, WorkflowState
+from django_workflows.models import Delivery, Lifecycle, Status, WorkflowState
+from django_workflows.notices import CommandFailed, JoinComplete
 from django_workflows.outbox import Origin
-from django_workflows.registry import Handler, Recipient, WorkflowDefinition
 
 
-def run_once(delivery: Delivery, conflicts: int, *, contested: bool) -> Handled | Ignored:
+def run_once(delivery: Delivery, conflicts: int, *, contested: bool) -> Handled | Ignored | Parked:
     """Read the message and run what it goes to; everything it does commits, or nothing.
 
     `contested` says that the last run met a unique constraint when it started an instance.
@@ -100,9 +110,11 @@ def run_workflow(
     conflicts: int,
     *,
     contested: bool,
-) -> Handled | Ignored:
+) -> Handled | Ignored | Parked:
     table = StateTable.of(outbox.database(), definition.state)
     match find(table, definition, message, delivery, contested=contested):
+        case Target(step, instance) if step.join and not isinstance(message, JoinComplete):
+            return arrive(delivery, definition, step, instance, conflicts)
         case Target() as target:
             return run_step(delivery, definition, message, table, target, conflicts)
         case Ignored() as ignored:
@@ -114,6 +126,10 @@ def run_workflow(
                 conflicts=conflicts,
             )
             return ignored
+        case Parked() as parked:
+            if not parking.park(delivery, parked.key, parked.how_long):
+                raise LeaseLost(f"Delivery {delivery.id} was given to another worker.")
+            return parked
         case several:
             return deliver_to_each(delivery, several, conflicts)
 
@@ -124,6 +140,24 @@ def deliver_to_each(delivery: Delivery, instances: list[WorkflowState], conflict
     reason = f"Delivered to each of {len(instances)} instances."
     finish(delivery, status=Status.HANDLED, reason=reason, conflicts=conflicts)
     return Handled(reason=reason)
+
+
+def arrive(
+    delivery: Delivery,
+    definition: WorkflowDefinition,
+    step: Step,
+    instance: WorkflowState,
+    conflicts: int,
+) -> Handled | Ignored:
+    """Record that a message of a join is there; the version of the instance stays."""
+    facts: dict[str, Any] = {"instance_id": instance.pk, "conflicts": conflicts}
+    if joins.has_completed(definition, step, instance):
+        reason = f"The join {step.name} of {definition.name} {instance.pk} is complete."
+        finish(delivery, status=Status.IGNORED, reason=reason, **facts)
+        return Ignored(reason, instance.pk)
+    finish(delivery, status=Status.HANDLED, step=step.name, **facts)
+    joins.complete(definition, step, instance, origin_of(delivery, definition.name, step.name))
+    return Handled()
 
 
 def run_step(
@@ -140,10 +174,11 @@ def run_step(
     origin = origin_of(delivery, definition.name, step.name)
     context: Context = definition.context_class(delivery, origin, effects, instance, definition)
     with entered(context):
-        definition.run(step, message, context)
-    changes = save(table, target, effects)
+        definition.run(step, arguments_of(definition, step, message, instance), context)
+    changed = save(definition, table, target, effects)
     if not effects.discarded:
         cancel(delivery, definition, instance, effects)
+        see_to_others(definition, target, effects, changed, origin)
     outbox.write(effects.outgoing)
     exists = not (step.starts and effects.discarded)
     finish(
@@ -153,26 +188,67 @@ def run_step(
         instance_id=instance.pk if exists else None,
         step=step.name,
         version=instance.version if exists else None,
-        changes=changes,
+        changes=difference(instance, target.before, changed),
         conflicts=conflicts,
     )
     return Handled(instance if exists else None, started=step.starts and exists)
 
 
-def save(table: StateTable, target: Target, effects: Effects) -> str | None:
-    """Write the instance if the step changed it or did anything; what it changed, as JSON."""
+def arguments_of(
+    definition: WorkflowDefinition, step: Step, message: Message, instance: WorkflowState
+) -> tuple[Any, ...]:
+    """What the step is called with: the message, or what the notice is about."""
+    if isinstance(message, CommandFailed):
+        return from_json(step.about, message.body), message
+    if isinstance(message, JoinComplete):
+        return (joins.arrived(definition, step, instance),)
+    return (message,)
+
+
+def save(
+    definition: WorkflowDefinition, table: StateTable, target: Target, effects: Effects
+) -> list[Any]:
+    """Write the instance if the step changed it or did anything; the fields that it changed."""
     if effects.discarded:
-        return None
+        return []
     connection, instance = outbox.database(), target.instance
     changed = table.changed(instance, target.before)
     if effects.ending:
         instance.lifecycle = effects.ending
+    if effects.ending == Lifecycle.COMPENSATING and not has_notes(instance, effects):
+        instance.lifecycle = Lifecycle.COMPENSATED
+    keys = parking.keys_of(definition, instance, None if target.step.starts else changed)
+    parking.lock(keys)
     if target.step.starts:
         table.insert(connection, instance)
-    elif changed or effects.sent or effects.cancelled or effects.ending:
+    elif changed or effects.has_any:
         # The version moves on even if only something was sent: two copies cannot both commit.
         table.update(connection, instance, changed)
-    return difference(instance, target.before, changed)
+    parking.let_go(keys)
+    return changed
+
+
+def has_notes(instance: WorkflowState, effects: Effects) -> bool:
+    return bool(effects.notes) or compensation.is_noted(instance)
+
+
+def see_to_others(
+    definition: WorkflowDefinition,
+    target: Target,
+    effects: Effects,
+    changed: list[Any],
+    origin: Origin,
+) -> None:
+    """What a step means for its notes, for joins, and for the instance that started this one."""
+    instance = target.instance
+    compensation.note(effects.notes, instance.version)
+    if instance.lifecycle == Lifecycle.COMPENSATING and effects.ending:
+        compensation.send_next(instance.pk)
+    for step in definition.joins.values():
+        if step.join and step.join.may_complete(changed, starts=target.step.starts):
+            joins.complete(definition, step, instance, origin)
+    if not instance.is_live:
+        telling.tell_starter(definition, instance, origin)
 
 
 def cancel(
@@ -185,11 +261,12 @@ def cancel(
         effects.outgoing[:] = [d for d in effects.outgoing if d.instance_id != instance.pk]
     statements.cancel(
         outbox.database(),
-        workflow=definition.name,
+        workflows=definition.names,
         instance_id=instance.pk,
         names=None if effects.ending else sorted(effects.cancelled),
         kept=[delivery.id] if effects.ending else [delivery.id, *effects.sent],
         reason=f"Cancelled by {definition.name}.",
+        with_notes=effects.ending == Lifecycle.COMPLETED,
     )
 
 
@@ -214,5 +291,15 @@ def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
             "A database error was caught inside the transaction without a savepoint, so nothing "
             "can be committed. Wrap what may fail in transaction.atomic()."
         )
+    if delivery.undoes:
+        carry_on_undoing(delivery)
     if not statements.finish(connection, delivery, status=str(status), **facts):
         raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
+
+
+def carry_on_undoing(delivery: Delivery) -> None:
+    """An undo command has been handled: the next one leaves, or its instance has ended."""
+    ended = compensation.carry_on(delivery)
+    definition = registry.current().recipient(delivery.sender)
+    if ended and isinstance(definition, WorkflowDefinition):
+        telling.tell_starter(definition, ended, origin_of(delivery, definition.name))

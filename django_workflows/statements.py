@@ -215,28 +215,33 @@ def record_failure(
 def cancel(
     connection: BaseDatabaseWrapper,
     *,
-    workflow: str,
+    workflows: Sequence[str],
     instance_id: UUID,
     names: Sequence[str] | None,
     kept: Sequence[UUID],
     reason: str,
+    with_notes: bool = False,
 ) -> None:
     """Cancel what this instance has waiting for itself: all, or the messages of these names.
+
+    `workflows` are the stored names of its workflow; `with_notes`, what it has noted to undo too.
 
     One that is being run is cancelled too: its worker's finish will then be refused. The caller
     has written the instance's row, so no other step of it can be past that point. `kept` are
     deliveries to leave alone: the one that is being handled, and those sent since.
     """
     named = "" if names is None else "AND message_name {in:names} "
+    noted = "OR (sender_instance_id = %(instance_id)s AND status = 'noted') " if with_notes else ""
     _fetch(
         connection,
         f"UPDATE {TABLE} SET status = 'cancelled', reason = %(reason)s, relay_at = NULL, "
-        f"ended_at = {{now}} WHERE instance_id = %(instance_id)s AND handler = %(workflow)s "
-        f"AND sender_instance_id = %(instance_id)s AND sender = %(workflow)s "
-        f"AND status IN ('pending', 'running') AND NOT (id {{in:kept}}) {named}RETURNING id",
+        f"ended_at = {{now}} WHERE (instance_id = %(instance_id)s AND handler {{in:workflows}} "
+        f"AND sender_instance_id = %(instance_id)s AND sender {{in:workflows}} "
+        f"AND status IN ('pending', 'running') AND NOT (id {{in:kept}}) {named}) {noted}"
+        f"RETURNING id",
         {
             "instance_id": instance_id,
-            "workflow": workflow,
+            "workflows": list(workflows),
             "names": list(names or ()),
             "kept": list(kept),
             "reason": reason,
@@ -413,6 +418,8 @@ CLAIMED = (
     "losses",
     "started_at",
     "held_up_since",
+    "undoes",
+    "waits_for",
 )
 
 
@@ -536,6 +543,8 @@ _INSERT_CONSTANTS = {
     "error": "''",
     "traceback": "''",
     "step": "''",
+    "undoes": "false",
+    "waits_for": "''",
 }
 _INSERT_COLUMNS = ", ".join(
     (*_INSERT_NAMES, *_INSERT_CONSTANTS, "created_at", "due_at", "relay_at")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, Unpack, cast, get_args, get_origin
 
 from django_workflows import registry
 from django_workflows.context import WorkflowContext
+from django_workflows.declarations import (
+    IfMissing,
+    Join,
+    Lookup,
+    Recovery,
+    RecoveryOptions,
+    Step,
+    WorkflowDefinition,
+)
 from django_workflows.errors import DeclarationError
-from django_workflows.messages import Message
+from django_workflows.messages import Command, Message
 from django_workflows.models import WorkflowState
-from django_workflows.registry import IfMissing, Lookup, Step, WorkflowDefinition
+from django_workflows.notices import CommandFailed, JoinComplete, WorkflowEnded
 
 S = TypeVar("S", bound=WorkflowState)
 M = TypeVar("M", bound=Message)
@@ -22,7 +31,7 @@ def started_by(
     *,
     once_per: str | None = None,
     lookup: Lookup | None = None,
-    unrecoverable: Iterable[type[BaseException]] = (),
+    **recovery: Unpack[RecoveryOptions],
 ) -> Callable[[F], F]:
     """Let the decorated step create an instance when this message arrives.
 
@@ -35,8 +44,7 @@ def started_by(
         starts=True,
         lookup=lookup if lookup is not None else once_per,
         maps_to=once_per,
-        if_missing="ignore",
-        unrecoverable=tuple(unrecoverable),
+        recovery=Recovery.of(recovery),
     )
 
 
@@ -46,7 +54,7 @@ def when(
     lookup: Lookup | None = None,
     maps_to: str | None = None,
     if_missing: IfMissing = "ignore",
-    unrecoverable: Iterable[type[BaseException]] = (),
+    **recovery: Unpack[RecoveryOptions],
 ) -> Callable[[F], F]:
     """Let the decorated step continue an instance when this message arrives.
 
@@ -56,32 +64,88 @@ def when(
     matching instances get one delivery each. A value of None or '' matches nothing.
 
     `if_missing` says what becomes of a message that matches no instance: "ignore" (with a
-    warning and a row that says so), "retry" (as a failure) or "fail" (at once, visible).
+    warning and a row that says so), "retry" (as a failure), "fail" (at once, visible), or
+    "wait": it is parked and handled as soon as an instance with that key is created. The wait
+    ends after WAIT_LIMIT, or as `wait(timedelta(hours=1), then="fail")` says.
     """
     return _mark(
         message,
-        starts=False,
         lookup=lookup,
         maps_to=maps_to or (lookup if isinstance(lookup, str) else None),
         if_missing=if_missing,
-        unrecoverable=tuple(unrecoverable),
+        recovery=Recovery.of(recovery),
     )
+
+
+def when_all(
+    *messages: type[Message],
+    count: int | str | Callable[[Any], int] | None = None,
+    distinct: str | None = None,
+    lookup: Lookup | None = None,
+    maps_to: str | None = None,
+    if_missing: IfMissing = "ignore",
+    **recovery: Unpack[RecoveryOptions],
+) -> Callable[[F], F]:
+    """Let the decorated step run once, when all of several messages have arrived; a join.
+
+    It is called with the list of them, oldest first. They are one of each of `messages`; with
+    `count` (a number, a field of the state, or a function of it) so many in all. With `distinct`,
+    a field of the messages, those that have the same value count once. An arrival is recorded
+    without touching the instance, so a thousand at once are no conflict. What arrives after the
+    join is complete is ignored. The instance is found as for `when`.
+    """
+    join = Join(messages, count, distinct)
+    marks = [
+        _mark(
+            message,
+            lookup=lookup,
+            maps_to=maps_to or (lookup if isinstance(lookup, str) else None),
+            if_missing=if_missing,
+            recovery=Recovery.of(recovery),
+            join=join,
+        )
+        for message in messages
+    ]
+    return _all_of(*marks, _mark(JoinComplete, recovery=Recovery.of(recovery), join=join))
+
+
+def on_failure(command: type[Command], **recovery: Unpack[RecoveryOptions]) -> Callable[[F], F]:
+    """Let the decorated step run when a command that this instance sent has failed for good.
+
+    It is called with the command and a `CommandFailed`, once for each failure, in a delivery of
+    its own. Without such a step the failure stays visible on the instance.
+    """
+    return _mark(CommandFailed, about=command, recovery=Recovery.of(recovery))
+
+
+def when_completed(
+    child: type[Any] | FunctionWorkflow[Any], **recovery: Unpack[RecoveryOptions]
+) -> Callable[[F], F]:
+    """Let the decorated step run when an instance of another workflow that this one started ends.
+
+    `child` is its class, its `define_workflow`, or its state. The step is called with a
+    `WorkflowEnded`, whose `outcome` is completed, compensated or cancelled.
+    """
+    return _mark(WorkflowEnded, about=_state_model(child), recovery=Recovery.of(recovery))
 
 
 class Workflow(WorkflowContext[S], Generic[S]):
     """The base of a workflow that is declared as a class: `class Fulfilment(Workflow[State])`.
 
     An object of it lives for one step; its `state` is the instance's row, and what it offers
-    (`send`, `publish`, `reply`, `cancel`, `complete`, `discard`) is that of `WorkflowContext`.
-    `queue="slow"` in the class statement keeps its deliveries on a queue of their own.
+    (`send`, `publish`, `reply`, `cancel`, `complete`, ...) is that of `WorkflowContext`. In the
+    class statement, `queue="slow"` keeps its deliveries on a queue of their own, and `attempts`,
+    `backoff` and `unrecoverable` are for its steps.
     """
 
-    def __init_subclass__(cls, *, queue: str | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(
+        cls, *, queue: str | None = None, **recovery: Unpack[RecoveryOptions]
+    ) -> None:
+        super().__init_subclass__()
         state = _state_of(cls)
         if state is None:  # an abstract base, as Workflow itself
             return
-        definition = WorkflowDefinition(state, cls, queue)
+        definition = WorkflowDefinition(state, cls, queue, Recovery.of(recovery))
         for function in _step_functions(cls):
             if hasattr(Workflow, function.__name__):
                 raise DeclarationError(
@@ -93,18 +157,28 @@ class Workflow(WorkflowContext[S], Generic[S]):
 
 
 class FunctionWorkflow(Generic[S]):
-    """A workflow whose steps are functions `(message, state, context)`; see `define_workflow`."""
+    """A workflow whose steps are functions `(message, state, context)`; see `define_workflow`.
+
+    Its decorators have the options of the functions of the same names.
+    """
 
     def __init__(self, definition: WorkflowDefinition) -> None:
         self.definition = definition
 
     def started_by(self, message: type[M], **options: Any) -> Callable[[F], F]:
-        """As `started_by` for classes, with the same options."""
         return self._add(started_by(message, **options))
 
     def when(self, message: type[M], **options: Any) -> Callable[[F], F]:
-        """As `when` for classes, with the same options."""
         return self._add(when(message, **options))
+
+    def when_all(self, *messages: type[Message], **options: Any) -> Callable[[F], F]:
+        return self._add(when_all(*messages, **options))
+
+    def on_failure(self, command: type[Command], **options: Any) -> Callable[[F], F]:
+        return self._add(on_failure(command, **options))
+
+    def when_completed(self, child: Any, **options: Any) -> Callable[[F], F]:
+        return self._add(when_completed(child, **options))
 
     def _add(self, mark: Callable[[F], F]) -> Callable[[F], F]:
         def add(function: F) -> F:
@@ -116,9 +190,11 @@ class FunctionWorkflow(Generic[S]):
         return add
 
 
-def define_workflow(state: type[S], *, queue: str | None = None) -> FunctionWorkflow[S]:
-    """Declare a workflow on this state; add steps with its `started_by` and `when`."""
-    definition = WorkflowDefinition(state, WorkflowContext, queue)
+def define_workflow(
+    state: type[S], *, queue: str | None = None, **recovery: Unpack[RecoveryOptions]
+) -> FunctionWorkflow[S]:
+    """Declare a workflow on this state; add steps with its `started_by`, `when` and the others."""
+    definition = WorkflowDefinition(state, WorkflowContext, queue, Recovery.of(recovery))
     registry.current().add(definition)
     return FunctionWorkflow(definition)
 
@@ -130,6 +206,15 @@ def _mark(message: type[Message], **options: Any) -> Callable[[F], F]:
     def mark(function: F) -> F:
         steps = (*_steps_of(function), Step(message=message, function=function, **options))
         setattr(function, _STEPS, steps)
+        return function
+
+    return mark
+
+
+def _all_of(*marks: Callable[[F], F]) -> Callable[[F], F]:
+    def mark(function: F) -> F:
+        for one in marks:
+            one(function)
         return function
 
     return mark
@@ -157,3 +242,16 @@ def _state_of(cls: type) -> type[WorkflowState] | None:
                     if isinstance(argument, type) and issubclass(argument, WorkflowState):
                         return argument
     return None
+
+
+def _state_model(workflow: Any) -> type[WorkflowState]:
+    if isinstance(workflow, FunctionWorkflow):
+        return workflow.definition.state
+    if isinstance(workflow, type) and issubclass(workflow, WorkflowState):
+        return workflow
+    state = _state_of(workflow) if isinstance(workflow, type) else None
+    if state is None:
+        raise DeclarationError(
+            f"{workflow!r} is not a workflow. Pass its class, its define_workflow(), or its state."
+        )
+    return state

@@ -6,12 +6,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.table import Table
 
 from django_workflows import registry
+from django_workflows.declarations import Handler, Lookup, Step, WorkflowDefinition, attribute
 from django_workflows.errors import WorkflowsError
 from django_workflows.instances import MANAGED
 from django_workflows.management.output import new_table, show
 from django_workflows.messages import Command as CommandMessage
 from django_workflows.messages import Message
-from django_workflows.registry import Handler, Lookup, Step, WorkflowDefinition, attribute
 
 
 class Command(BaseCommand):

@@ -1,0 +1,80 @@
+"""Cancel an instance from outside: from code, the admin or a command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from django_workflows import clock, outbox, registry, telling
+from django_workflows.declarations import WorkflowDefinition
+from django_workflows.errors import WorkflowsError
+from django_workflows.models import (
+    LIVE,
+    Delivery,
+    Lifecycle,
+    Status,
+    WorkflowState,
+    WorkflowStateQuerySet,
+)
+from django_workflows.outbox import Origin
+
+
+def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool = False) -> bool:
+    """End the instance as cancelled, and cancel what waits for it; False: it had ended before.
+
+    With `cascade`, the instances that it started, and theirs, are cancelled too. A step that is
+    running at this moment has either committed before, or its save is refused and its message is
+    ignored. Commands that it sent to others are not taken back. In the caller's transaction, or
+    one of its own.
+    """
+    definition = _definition_of(type(instance))
+    with transaction.atomic(using=outbox.database().alias):
+        now = clock.read(outbox.database())
+        live = _instances(type(instance)).filter(pk=instance.pk, lifecycle__in=LIVE)
+        if not live.update(lifecycle=Lifecycle.CANCELLED, ended_at=now):
+            return False
+        _cancel_deliveries(definition, instance, reason or "Its instance was cancelled.", now)
+        ended = _instances(type(instance)).get(pk=instance.pk)
+        telling.tell_starter(definition, ended, Origin(sender=definition.name))
+        if cascade:
+            for child in children_of(definition, instance):
+                cancel_instance(child, reason=reason, cascade=True)
+    return True
+
+
+def children_of(definition: WorkflowDefinition, instance: WorkflowState) -> list[WorkflowState]:
+    """The live instances, of whatever workflow, that this one started."""
+    return [
+        child
+        for other in registry.current().workflows
+        for child in _instances(other.state).filter(
+            starter_id=instance.pk, starter_workflow__in=definition.names, lifecycle__in=LIVE
+        )
+    ]
+
+
+def _cancel_deliveries(
+    definition: WorkflowDefinition, instance: WorkflowState, reason: str, now: Any
+) -> None:
+    """Cancel what waits for the instance, and what it has noted to undo."""
+    deliveries = Delivery.objects.using(outbox.database().alias)
+    waiting = deliveries.filter(
+        instance_id=instance.pk, handler__in=definition.names, status=Status.PENDING
+    )
+    noted = deliveries.filter(sender_instance_id=instance.pk, status=Status.NOTED)
+    for rows in (waiting, noted):
+        rows.update(status=Status.CANCELLED, reason=reason, relay_at=None, ended_at=now)
+
+
+def _instances(state: type[WorkflowState]) -> Any:
+    return WorkflowStateQuerySet(state, using=outbox.database().alias)
+
+
+def _definition_of(state: type[WorkflowState]) -> WorkflowDefinition:
+    for definition in registry.current().workflows:
+        if definition.state is state:
+            return definition
+    raise WorkflowsError(
+        f"No workflow is declared on {state._meta.label}. Pass an instance of a workflow's state."
+    )

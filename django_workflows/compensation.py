@@ -1,0 +1,118 @@
+"""Undoing: commands noted with an instance, sent newest first, each when the one before is handled.
+
+A note is a delivery of status `noted`: it commits with the step that did the thing, and is sent
+by making it pending.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from django_workflows import clock, outbox, registry
+from django_workflows.declarations import WorkflowDefinition
+from django_workflows.errors import UnknownName
+from django_workflows.models import (
+    Delivery,
+    Lifecycle,
+    Status,
+    WorkflowState,
+    WorkflowStateQuerySet,
+)
+from django_workflows.statements import NewDelivery
+
+
+def note(notes: Sequence[NewDelivery], version: int) -> None:
+    """Keep undo commands of the step that led to this version of its instance."""
+    if notes:
+        now = clock.read(outbox.database())
+        Delivery.objects.using(outbox.database().alias).bulk_create(
+            Delivery(
+                **_columns_of(new),
+                status=Status.NOTED,
+                undoes=True,
+                version=version,
+                created_at=now,
+                due_at=now,
+            )
+            for new in notes
+        )
+
+
+def is_noted(instance: WorkflowState) -> bool:
+    """Whether the instance has anything to undo."""
+    return bool(_notes_of(instance.pk).exists())
+
+
+def send_next(instance_id: Any) -> bool:
+    """Send the newest of the noted commands. False: there is none left."""
+    newest = _notes_of(instance_id).order_by("-version", "-pk").first()
+    if newest is None:
+        return False
+    now = clock.read(outbox.database())
+    _notes_of(instance_id).filter(pk=newest.pk).update(
+        status=Status.PENDING, due_at=now, relay_at=now + outbox.second_look()
+    )
+    outbox.hand_over_on_commit({newest.queue: [newest.pk]})
+    return True
+
+
+def carry_on(delivery: Delivery) -> WorkflowState | None:
+    """An undo command has been handled: send the next, or end the instance, which is returned.
+
+    In the transaction of the handling. Raises `UnknownName` when this process does not have the
+    workflow.
+    """
+    state = _state_of(delivery)
+    if send_next(delivery.sender_instance_id):
+        _instances(state).filter(pk=delivery.sender_instance_id, lifecycle=Lifecycle.FAILED).update(
+            lifecycle=Lifecycle.COMPENSATING
+        )
+        return None
+    undoing = _instances(state).filter(
+        pk=delivery.sender_instance_id,
+        lifecycle__in=(Lifecycle.COMPENSATING, Lifecycle.FAILED),
+    )
+    now = clock.read(outbox.database())
+    if undoing.update(lifecycle=Lifecycle.COMPENSATED, ended_at=now):
+        ended: WorkflowState = _instances(state).get(pk=delivery.sender_instance_id)
+        return ended
+    return None
+
+
+def stop(delivery: Delivery) -> None:
+    """An undo command has failed for good: the instance is failed, until a replay of it works."""
+    _instances(_state_of(delivery)).filter(
+        pk=delivery.sender_instance_id, lifecycle=Lifecycle.COMPENSATING
+    ).update(lifecycle=Lifecycle.FAILED)
+
+
+def _notes_of(instance_id: Any) -> Any:
+    return Delivery.objects.using(outbox.database().alias).filter(
+        sender_instance_id=instance_id, undoes=True, status=Status.NOTED
+    )
+
+
+def _instances(state: type[WorkflowState]) -> Any:
+    return WorkflowStateQuerySet(state, using=outbox.database().alias)
+
+
+def _state_of(delivery: Delivery) -> type[WorkflowState]:
+    definition = registry.current().recipient(delivery.sender)
+    if not isinstance(definition, WorkflowDefinition):
+        raise UnknownName(
+            f"No workflow is named {delivery.sender}, which noted {delivery.message_name} to be "
+            f"undone with. If it was renamed, add the old name to its aliases, then replay."
+        )
+    return definition.state
+
+
+def _columns_of(new: NewDelivery) -> dict[str, Any]:
+    columns = asdict(new)
+    for name in ("at", "delay"):
+        del columns[name]
+    for name in ("attributes", "sticky_attributes", "workflow_ids"):
+        columns[name] = json.loads(columns[name])
+    return columns

@@ -1,0 +1,246 @@
+"""What is declared: handlers, steps and workflows, as the engine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from django_workflows import conf
+from django_workflows.messages import Event, Message, name_in_app
+
+if TYPE_CHECKING:
+    from django_workflows.models import WorkflowState
+
+Errors = tuple[type[BaseException], ...]
+Backoff = timedelta | Callable[[int], timedelta]
+
+
+class RecoveryOptions(TypedDict, total=False):
+    """How failures are dealt with; what is left out is as the workflow, then the project, says.
+
+    `attempts` in all before the delivery is failed; `backoff`, the wait after a failure, or a
+    function of how many there have been; `unrecoverable` errors fail the delivery at once.
+    """
+
+    attempts: int | None
+    backoff: Backoff | None
+    unrecoverable: Iterable[type[BaseException]]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How failures are dealt with; what is left out is for the next wider declaration to say."""
+
+    attempts: int | None = None
+    #: The wait after a failure, or a function of how many there have been.
+    backoff: Backoff | None = None
+    unrecoverable: Errors = ()
+
+    @classmethod
+    def of(cls, options: RecoveryOptions) -> Recovery:
+        """The options of a declaration."""
+        return cls(
+            options.get("attempts"),
+            options.get("backoff"),
+            tuple(options.get("unrecoverable", ())),
+        )
+
+    def otherwise(self, wider: Recovery) -> Recovery:
+        """This, completed by a wider one."""
+        return Recovery(
+            self.attempts if self.attempts is not None else wider.attempts,
+            self.backoff if self.backoff is not None else wider.backoff,
+            self.unrecoverable + wider.unrecoverable,
+        )
+
+
+@dataclass(frozen=True)
+class wait:  # noqa: N801  reads as a word: if_missing=wait(timedelta(hours=1), then="fail")
+    """Park a message whose instance does not exist yet, for `limit`; then ignore or fail it."""
+
+    limit: timedelta
+    then: Literal["ignore", "fail"] = "ignore"
+
+
+IfMissing = Literal["ignore", "retry", "fail", "wait"] | wait
+
+
+@dataclass(frozen=True)
+class Join:
+    """What a step waits for that runs once all of several messages have arrived."""
+
+    messages: tuple[type[Message], ...]
+    #: How many: a number, a field of the state, or a function of it; None: one of each message.
+    count: int | str | Callable[[Any], int] | None = None
+    #: A field of the messages: those with the same value count once.
+    distinct: str | None = None
+
+    def may_complete(self, changed: Sequence[Any], *, starts: bool) -> bool:
+        """Whether a step that changed these fields of the state can have made it complete."""
+        if self.count is None or isinstance(self.count, int):
+            return starts and self.count == 0
+        if callable(self.count):
+            return starts or bool(changed)
+        return starts or self.count in {field.name for field in changed}
+
+    def needed(self, state: WorkflowState) -> int:
+        """How many arrivals make it complete."""
+        if self.count is None:
+            return len(self.messages)
+        if isinstance(self.count, str):
+            return int(getattr(state, self.count))
+        return self.count(state) if callable(self.count) else self.count
+
+
+@dataclass(frozen=True, slots=True)
+class attribute:  # noqa: N801  reads as a word: lookup=attribute("tenant")
+    """A lookup by an attribute, or sticky attribute, that travels with the message."""
+
+    key: str
+
+
+Lookup = str | Callable[[Any], Any] | attribute
+
+
+@dataclass(eq=False)
+class Handler:
+    """A plain function for one message: `@handles(TakePayment)`."""
+
+    message: type[Message]
+    function: Callable[..., None]
+    given_name: str | None
+    aliases: tuple[str, ...]
+    atomic: bool
+    given_queue: str | None
+    recovery: Recovery = Recovery()
+
+    @cached_property
+    def name(self) -> str:
+        """The stored name: the app's label and the function's name, unless one was given."""
+        return self.given_name or name_in_app(self.function, "@handles")
+
+    @property
+    def queue(self) -> str:
+        return self.given_queue or conf.current().QUEUE
+
+    @property
+    def messages(self) -> tuple[type[Message], ...]:
+        return (self.message,)
+
+    @property
+    def sender(self) -> Callable[..., None]:
+        """What receivers of the signals connect to."""
+        return self.function
+
+
+@dataclass(eq=False, frozen=True)
+class Step:
+    """A workflow's function for one message."""
+
+    message: type[Message]
+    function: Callable[..., None]
+    starts: bool = False
+    #: The value to find the instance by: a field of the message, an attribute, a function.
+    lookup: Lookup | None = None
+    #: The state field that must equal it (`once_per` for a step that starts).
+    maps_to: str | None = None
+    if_missing: IfMissing = "ignore"
+    recovery: Recovery = Recovery()
+    #: For a notice from the engine: the command that failed, or the state of the child that ended.
+    about: Any = None
+    #: For a step that runs once several messages have arrived.
+    join: Join | None = None
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def accepts(self, message: Message) -> bool:
+        """Whether it is for this message; of a notice, also what the notice is about."""
+        if type(message) is not self.message:
+            return False
+        return not isinstance(message, Notice) or message.is_about(self)
+
+    @property
+    def waits(self) -> wait | None:
+        """For how long it lets a message wait for its instance, if at all."""
+        if self.if_missing == "wait":
+            return wait(conf.current().WAIT_LIMIT)
+        return self.if_missing if isinstance(self.if_missing, wait) else None
+
+
+class Notice(Event):
+    """An event that the engine itself sends, to one instance; the step's declaration says which."""
+
+    def is_about(self, step: Step) -> bool:
+        """Whether the step is declared for what has happened."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class WorkflowDefinition:
+    """A declared workflow, whether by a class or by functions."""
+
+    state: type[WorkflowState]
+    #: WorkflowContext, or the user's class that extends it.
+    context_class: type[Any]
+    given_queue: str | None = None
+    recovery: Recovery = Recovery()
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The stored name: the state's `workflow_name`, else its model label."""
+        return self.state.workflow_name or self.state._meta.label
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return tuple(self.state.workflow_aliases)
+
+    @property
+    def queue(self) -> str:
+        return self.given_queue or conf.current().QUEUE
+
+    @property
+    def messages(self) -> tuple[type[Message], ...]:
+        return tuple(dict.fromkeys(step.message for step in self.steps))
+
+    @property
+    def sender(self) -> type[WorkflowState]:
+        """What receivers of the signals connect to."""
+        return self.state
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stored name, then the aliases."""
+        return (self.name, *self.aliases)
+
+    def start_of(self, message: Message) -> Step | None:
+        """The step that this message starts an instance with."""
+        return next((s for s in self.steps if s.starts and s.accepts(message)), None)
+
+    def step_of(self, message: Message) -> Step | None:
+        """The step that this message continues an instance with."""
+        return next((s for s in self.steps if not s.starts and s.accepts(message)), None)
+
+    @property
+    def joins(self) -> dict[str, Step]:
+        """The steps that run once several messages have arrived, by name."""
+        return {step.name: step for step in self.steps if step.join}
+
+    def run(self, step: Step, arguments: Sequence[Any], context: Any) -> None:
+        """Call the step, as a method of the user's class or as a function."""
+        if self.is_class:
+            step.function(context, *arguments)
+        else:
+            step.function(*arguments, context.state, context)
+
+    @property
+    def is_class(self) -> bool:
+        return self.context_class.__module__ != "django_workflows.context"
+
+
+Recipient = Handler | WorkflowDefinition

@@ -1,0 +1,89 @@
+"""Joins: a step that runs once when several messages have arrived.
+
+An arrival is its delivery, handled by the join's step: nothing else is written, and the version
+of the instance stays. The lock on the instance's row is held while an arrival is counted, so
+that the last one sees all the others, and the notice that starts the step has one id per join.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid5
+
+from django.db.models import Count
+
+from django_workflows import outbox
+from django_workflows.declarations import Join, Step, WorkflowDefinition
+from django_workflows.messages import Message, from_json
+from django_workflows.models import Delivery, Status, WorkflowState
+from django_workflows.notices import JoinComplete
+from django_workflows.outbox import Origin, Terms
+
+
+def complete(
+    definition: WorkflowDefinition, step: Step, instance: WorkflowState, origin: Origin
+) -> None:
+    """Send the notice that starts the step, if all that it waits for has arrived."""
+    join: Join = step.join  # type: ignore[assignment]
+    if not _is_complete(definition, step, join, instance):
+        return
+    notice = JoinComplete(step=step.name)
+    terms = Terms(message_id=uuid5(instance.pk, f"join:{step.name}"))
+    _id, delivery = outbox.prepare_reply(notice, origin, terms, definition, instance.pk)
+    outbox.write([delivery])
+
+
+def has_completed(definition: WorkflowDefinition, step: Step, instance: WorkflowState) -> bool:
+    """Whether the join was complete before."""
+    once = uuid5(instance.pk, f"join:{step.name}")
+    notice = _deliveries().filter(message_id=once, handler__in=definition.names)
+    return bool(notice.exists())
+
+
+def arrived(definition: WorkflowDefinition, step: Step, instance: WorkflowState) -> list[Message]:
+    """The messages that have arrived for the step, oldest first; those that are distinct."""
+    join: Join = step.join  # type: ignore[assignment]
+    rows = _arrivals(definition, step, join, instance).order_by("pk")
+    classes = {name: message for message in join.messages for name in message.stored_names()}
+    messages = [
+        from_json(classes[name], body) for name, body in rows.values_list("message_name", "body")
+    ]
+    if join.count is None:
+        return list({type(message): message for message in reversed(messages)}.values())[::-1]
+    if join.distinct:
+        seen = {str(getattr(message, join.distinct)): message for message in reversed(messages)}
+        return list(seen.values())[::-1]
+    return messages
+
+
+def _is_complete(
+    definition: WorkflowDefinition, step: Step, join: Join, instance: WorkflowState
+) -> bool:
+    needed = join.needed(instance)
+    per_name = dict(
+        _arrivals(definition, step, join, instance)
+        .order_by()
+        .values_list("message_name")
+        .annotate(Count("pk"))
+    )
+    if join.count is None:
+        return all(per_name.keys() & set(m.stored_names()) for m in join.messages)
+    if sum(per_name.values()) < needed:
+        return False
+    return not join.distinct or len(arrived(definition, step, instance)) >= needed
+
+
+def _arrivals(
+    definition: WorkflowDefinition, step: Step, join: Join, instance: WorkflowState
+) -> Any:
+    return _deliveries().filter(
+        instance_id=instance.pk,
+        handler__in=definition.names,
+        step=step.name,
+        status=Status.HANDLED,
+        message_name__in=[name for m in join.messages for name in m.stored_names()],
+    )
+
+
+def _deliveries() -> Any:
+    return Delivery.objects.using(outbox.database().alias)
