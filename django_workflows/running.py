@@ -72,6 +72,7 @@ def call_handler(delivery: Delivery, handler: Handler, message: Message) -> Effe
 
 
 def finish_handler(delivery: Delivery, effects: Effects, conflicts: int) -> Handled:
+    require_commit()
     outbox.write(effects.outgoing)
     finish(delivery, status=Status.HANDLED, conflicts=conflicts)
     return Handled()
@@ -141,6 +142,7 @@ def run_step(
     context: Context = definition.context_class(delivery, origin, effects, instance, definition)
     with entered(context):
         definition.run(step, message, context)
+    require_commit()
     changes = save(table, target, effects)
     if not effects.discarded:
         cancel(delivery, definition, instance, effects)
@@ -207,12 +209,15 @@ def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
 
 def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
     """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours."""
-    connection = outbox.database()
-    if transaction.get_rollback(connection.alias):
-        # Django would roll back without an exception, and the delivery would seem to be handled.
+    require_commit()
+    if not statements.finish(outbox.database(), delivery, status=str(status), **facts):
+        raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
+
+
+def require_commit() -> None:
+    """Raise when Django would roll back without an exception: nothing would have been handled."""
+    if transaction.get_rollback(outbox.database().alias):
         raise WorkflowsError(
             "A database error was caught inside the transaction without a savepoint, so nothing "
             "can be committed. Wrap what may fail in transaction.atomic()."
         )
-    if not statements.finish(connection, delivery, status=str(status), **facts):
-        raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
