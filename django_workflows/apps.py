@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from django.apps import AppConfig, apps
 from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
 
 
 class WorkflowsConfig(AppConfig):
     name = "django_workflows"
-    verbose_name = "Workflows"
+    verbose_name = _("Workflows")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_workflows import checks  # needs the models, which exist only now
+
+        checks.register()
         autodiscover_modules("messages", "workflows", "handlers")
         if apps.is_installed("django_dramatiq"):
-            from django_workflows import actors  # needs the models, which exist only now
+            from django_workflows import actors  # likewise
 
             actors.install()
+        if apps.is_installed("django.contrib.admin"):
+            register_admin()
+
+
+def register_admin() -> None:
+    """Register what no app has registered itself, in whatever order the apps are listed.
+
+    Every admin.py has been imported by then: this does what the admin's own app does when its
+    turn comes, or has done already. Not where the project has switched autodiscovery off.
+    """
+    from django.contrib import admin  # likewise
+    from django.contrib.admin.apps import AdminConfig
+
+    from django_workflows.admin import register
+
+    if isinstance(apps.get_app_config("admin"), AdminConfig):
+        admin.autodiscover()
+        register()

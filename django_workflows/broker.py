@@ -68,7 +68,14 @@ def _redis(url: str) -> dict[str, Any]:
 
 
 def _rabbitmq(url: str) -> dict[str, Any]:
-    options = {"heartbeat": 60, "blocked_connection_timeout": 10, "connection_attempts": 5}
+    options = {
+        "heartbeat": 60,
+        # A caller's commit waits for all of this, and Dramatiq itself tries up to six times.
+        "connection_attempts": 1,
+        "socket_timeout": 2,
+        "stack_timeout": 5,
+        "blocked_connection_timeout": 2,
+    }
     return {
         "BROKER": "dramatiq.brokers.rabbitmq.RabbitmqBroker",
         "OPTIONS": {"url": _with_defaults(url, options), "confirm_delivery": True},

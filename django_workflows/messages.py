@@ -96,12 +96,13 @@ def to_json(message: Message) -> str:
     Raises `NotSerialisable` when a value would not arrive as it left, `TooLarge` when the
     body has more than MAX_BODY_BYTES bytes.
     """
-    name = type(message).__qualname__
     try:
         body = message.model_dump_json()
-    except (PydanticSerializationError, UnicodeError, ValueError) as error:
-        raise NotSerialisable(f"{name} cannot be written as JSON: {error}. {_REMEDY}") from error
-    _check_size(name, body)
+    except _UNWRITABLE as error:
+        raise NotSerialisable(
+            f"{_culprit(message)} cannot be written as JSON: {error}. {_REMEDY}"
+        ) from error
+    _check_size(type(message).__qualname__, body)
     _check_round_trip(message, body)
     return body
 
@@ -114,17 +115,40 @@ def from_json(message_class: type[Message], body: str) -> Message:
     try:
         return message_class.model_validate_json(body, extra="ignore")
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_input=False)
-        )
         raise UnreadableBody(
-            f"The stored body is not a valid {message_class.__qualname__} ({problems}). "
+            f"The stored body is not a valid {message_class.__qualname__} ({_problems(error)}). "
             f"Mend the class or the body, then replay the delivery."
         ) from error
 
 
+def _problems(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'the body'}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False)
+    )
+
+
+_UNWRITABLE = (PydanticSerializationError, UnicodeError, ValueError)
 _REMEDY = "Send ids, numbers, text, dates or nested pydantic models instead."
+
+
+def _culprit(message: Message) -> str:
+    """The field that alone cannot be written, and its value."""
+    name = type(message).__qualname__
+    for field in type(message).model_fields:
+        try:
+            message.model_dump_json(include={field})
+        except _UNWRITABLE:
+            return f"{name}.{field} is {_shown(getattr(message, field))}, which"
+    return name
+
+
+def _shown(value: Any) -> str:
+    """The value as an error names it; some refuse, such as an int of 5,000 digits."""
+    try:
+        return f"{value!r:.200}"
+    except Exception:
+        return f"a {type(value).__qualname__}"
 
 
 def _check_size(name: str, body: str) -> None:
@@ -139,10 +163,10 @@ def _check_size(name: str, body: str) -> None:
 def _check_round_trip(message: Message, body: str) -> None:
     """What leaves must be what arrives: a set in an untyped field would arrive as a list."""
     try:
-        arrived = from_json(type(message), body)
-    except UnreadableBody as error:
+        arrived = type(message).model_validate_json(body, extra="ignore")
+    except ValidationError as error:
         raise NotSerialisable(
-            f"{type(message).__qualname__} would not arrive: {error.__cause__}. {_REMEDY}"
+            f"{_shown(message)} would not arrive ({_problems(error)}). {_REMEDY}"
         ) from error
     if arrived == message:
         return
@@ -150,8 +174,8 @@ def _check_round_trip(message: Message, body: str) -> None:
         left, right = getattr(message, field), getattr(arrived, field)
         if not _alike(left, right):
             raise NotSerialisable(
-                f"{type(message).__qualname__}.{field} is {left!r:.200} and would arrive as "
-                f"{right!r:.200}. Declare the field's type so that JSON keeps it. {_REMEDY}"
+                f"{type(message).__qualname__}.{field} is {_shown(left)} and would arrive as "
+                f"{_shown(right)}. Declare the field's type so that JSON keeps it. {_REMEDY}"
             )
 
 

@@ -1,0 +1,276 @@
+"""The admin of deliveries: what waits, what failed and why, and its replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import router, transaction
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.text import Truncator
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from django_workflows.admin.display import (
+    as_block,
+    as_json,
+    badge,
+    failures_as_text,
+    instance_link,
+    list_url,
+    shown_time,
+)
+from django_workflows.admin.filters import CreatedFilter, HandlerFilter, MessageFilter
+from django_workflows.admin.lists import ReadOnlyAdmin
+from django_workflows.models import Delivery, Status
+from django_workflows.replaying import replay
+
+#: Deliveries that one use of the action replays, while somebody waits for the page.
+REPLAYED_AT_ONCE = 10_000
+
+#: How far the clocks of two machines may be apart.
+SKEW = timedelta(hours=1)
+
+
+class DeliveryAdmin(ReadOnlyAdmin):
+    """Shows deliveries; with the permission `replay_delivery` they can be replayed."""
+
+    actions = ("replay_selected",)
+    list_display = (
+        "message_name",
+        "handler",
+        "status_badge",
+        "why",
+        "attempts",
+        "losses",
+        "created",
+        "due",
+    )
+    list_filter: ClassVar[Any] = ("status", CreatedFilter, HandlerFilter, MessageFilter)
+    search_fields = ("id",)
+    search_help_text = _(
+        "The whole id of a delivery, a message, an instance, or a conversation (correlation id)"
+    )
+    fieldsets = (
+        (None, {"fields": ("status_badge", "reason_block", "error_block", "traceback_block")}),
+        (
+            _("Message"),
+            {"fields": ("message_name", "body_block", "attributes_block", "sticky_block")},
+        ),
+        (
+            _("Handling"),
+            {
+                "fields": (
+                    ("handler", "step", "version"),
+                    "instance",
+                    "changes_block",
+                    ("attempts", "losses", "conflicts", "claims"),
+                    "failures_block",
+                    ("created", "due", "started", "ended", "relayed"),
+                )
+            },
+        ),
+        (
+            _("Origin"),
+            {
+                "fields": (
+                    ("sender", "sender_step"),
+                    "sender_instance",
+                    "id",
+                    "message_id",
+                    "correlation",
+                    "causation",
+                    ("queue", "part"),
+                )
+            },
+        ),
+    )
+
+    created = shown_time("created_at", _("created at"))
+    due = shown_time("due_at", _("due at"))
+    started = shown_time("started_at", _("started at"))
+    ended = shown_time("ended_at", _("ended at"))
+    relayed = shown_time("relay_at", _("relayed next at"))
+
+    # The list
+
+    def wide_fields(self) -> Iterable[str]:
+        return (
+            "body",
+            "attributes",
+            "sticky_attributes",
+            "workflow_ids",
+            "failures",
+            "traceback",
+            "changes",
+        )
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """The filters and nothing else: no other column has an index."""
+        return lookup in ("status__exact", "created", "handler", "message")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Rows by a whole id; each of these is found by an index."""
+        if not search_term.strip():
+            return queryset, False
+        try:
+            wanted = UUID(search_term.strip())
+        except ValueError:
+            return queryset.none(), False
+        found = Q(pk=wanted) | Q(message_id=wanted) | Q(instance_id=wanted)
+        if wanted.version == 7:
+            # A conversation's id is its first message's, so nothing of it is older.
+            found |= Q(correlation_id=wanted, pk__gte=_slightly_before(wanted))
+        return queryset.filter(found), False
+
+    @admin.display(description=_("status"))
+    def status_badge(self, delivery: Delivery) -> str:
+        return badge(delivery.status, str(Status(delivery.status).label))
+
+    @admin.display(description=_("error or reason"))
+    def why(self, delivery: Delivery) -> str:
+        ended_well = delivery.status == Status.HANDLED
+        return Truncator(delivery.reason or ("" if ended_well else delivery.error)).chars(100)
+
+    # One delivery
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Without the fields that have nothing to show."""
+        if obj is None:
+            return super().get_fieldsets(request, obj)
+        found = []
+        for title, options in super().get_fieldsets(request, obj):
+            rows = [self._filled(obj, row) for row in options["fields"]]
+            found.append((title, {**options, "fields": [row for row in rows if row]}))
+        return found
+
+    def _filled(self, delivery: Delivery, row: Any) -> Any:
+        """The fields of one line that are not empty."""
+        names = (row,) if isinstance(row, str) else row
+        return tuple(name for name in names if self._value(delivery, name) not in (None, ""))
+
+    def _value(self, delivery: Delivery, name: str) -> Any:
+        own = getattr(self, name, None)
+        return own(delivery) if callable(own) else getattr(delivery, name)
+
+    @admin.display(description=_("reason"))
+    def reason_block(self, delivery: Delivery) -> str:
+        return delivery.reason if delivery.reason != delivery.error else ""
+
+    @admin.display(description=_("last error"))
+    def error_block(self, delivery: Delivery) -> str:
+        return as_block(delivery.error)
+
+    @admin.display(description=_("body"))
+    def body_block(self, delivery: Delivery) -> str:
+        try:
+            return as_block(as_json(json.loads(delivery.body)))
+        except (ValueError, RecursionError):
+            return as_block(delivery.body)
+
+    @admin.display(description=_("attributes"))
+    def attributes_block(self, delivery: Delivery) -> str:
+        return as_block(as_json(delivery.attributes)) if delivery.attributes else ""
+
+    @admin.display(description=_("sticky attributes"))
+    def sticky_block(self, delivery: Delivery) -> str:
+        return as_block(as_json(delivery.sticky_attributes)) if delivery.sticky_attributes else ""
+
+    @admin.display(description=_("changes"))
+    def changes_block(self, delivery: Delivery) -> str:
+        return as_block(as_json(delivery.changes)) if delivery.changes else ""
+
+    @admin.display(description=_("failures"))
+    def failures_block(self, delivery: Delivery) -> str:
+        return as_block(failures_as_text(delivery.failures))
+
+    @admin.display(description=_("last traceback"))
+    def traceback_block(self, delivery: Delivery) -> str:
+        return as_block(delivery.traceback)
+
+    @admin.display(description=_("instance"))
+    def instance(self, delivery: Delivery) -> str:
+        return instance_link(self.admin_site, delivery.handler, delivery.instance_id)
+
+    @admin.display(description=_("sender's instance"))
+    def sender_instance(self, delivery: Delivery) -> str:
+        return instance_link(self.admin_site, delivery.sender, delivery.sender_instance_id)
+
+    @admin.display(description=_("correlation id"))
+    def correlation(self, delivery: Delivery) -> str:
+        return self._search_link(delivery.correlation_id)
+
+    @admin.display(description=_("causation id"))
+    def causation(self, delivery: Delivery) -> str:
+        return self._search_link(delivery.causation_id) if delivery.causation_id else ""
+
+    def _search_link(self, wanted: UUID) -> str:
+        url = list_url(self.admin_site, Delivery)
+        return format_html('<a href="{}?q={}">{}</a>', url, wanted, wanted)
+
+    # Replay
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.replay_delivery")
+
+    @admin.action(permissions=["replay"], description=_("Replay selected deliveries"))
+    def replay_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
+        """Replay those of the selected that can be, and leave an entry in the log for each."""
+
+        user_id: Any = request.user.pk
+
+        def log(batch: Sequence[Delivery]) -> None:
+            LogEntry.objects.log_actions(
+                user_id=user_id,
+                queryset=batch,
+                action_flag=CHANGE,
+                change_message=gettext("Replayed."),
+            )
+
+        with transaction.atomic(using=router.db_for_write(Delivery)):
+            count = replay(queryset, limit=REPLAYED_AT_ONCE, on_batch=log)
+        self._report(request, count)
+
+    def _report(self, request: HttpRequest, count: int) -> None:
+        if count:
+            text = ngettext(
+                "%(count)d delivery will be handled again.",
+                "%(count)d deliveries will be handled again.",
+                count,
+            )
+            self.message_user(request, text % {"count": count}, messages.SUCCESS)
+        everywhere = request.POST.get("select_across") == "1"
+        if count == REPLAYED_AT_ONCE:
+            text = gettext("There may be more: replay again, or use manage.py replay_messages.")
+            self.message_user(request, text, messages.WARNING)
+        elif not everywhere and count < len(request.POST.getlist(ACTION_CHECKBOX_NAME)):
+            text = gettext(
+                "The others are neither failed, ignored nor cancelled, and stay as they are."
+            )
+            if not count:
+                text = gettext("Only failed, ignored and cancelled deliveries can be replayed.")
+            self.message_user(request, text, messages.WARNING)
+        elif not count:
+            text = gettext("None of them is failed, ignored or cancelled.")
+            self.message_user(request, text, messages.WARNING)
+
+
+if hasattr(admin, "ActionLocation"):  # Django 6.1: on the page of one delivery too
+    setattr(DeliveryAdmin.replay_selected, "locations", list(admin.ActionLocation))  # noqa: B010
+    setattr(DeliveryAdmin.replay_selected, "short_description", _("Replay this delivery"))  # noqa: B010
+
+
+def _slightly_before(wanted: UUID) -> UUID:
+    """The smallest UUIDv7 of an hour before this one."""
+    milliseconds = (wanted.int >> 80) - int(SKEW.total_seconds() * 1000)
+    return UUID(int=max(milliseconds, 0) << 80)

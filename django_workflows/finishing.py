@@ -1,0 +1,51 @@
+"""The mark that a delivery was handled, in the transaction of its effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from django_workflows import compensation, outbox, registry, statements, telling
+from django_workflows.declarations import WorkflowDefinition
+from django_workflows.errors import LeaseLost, WorkflowsError
+from django_workflows.models import Delivery, Status
+from django_workflows.outbox import Origin
+
+
+def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
+    """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours."""
+    require_commit()
+    if delivery.undoes:
+        carry_on_undoing(delivery)
+    if not statements.finish(outbox.database(), delivery, status=str(status), **facts):
+        raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
+
+
+def require_commit() -> None:
+    """Raise when Django would roll back without an exception: nothing would have been handled."""
+    if transaction.get_rollback(outbox.database().alias):
+        raise WorkflowsError(
+            "A database error was caught inside the transaction without a savepoint, so nothing "
+            "can be committed. Wrap what may fail in transaction.atomic()."
+        )
+
+
+def carry_on_undoing(delivery: Delivery) -> None:
+    """An undo command has been handled: the next one leaves, or its instance has ended."""
+    ended = compensation.carry_on(delivery)
+    definition = registry.current().recipient(delivery.sender)
+    if ended and isinstance(definition, WorkflowDefinition):
+        telling.tell_starter(definition, ended, origin_of(delivery, definition.name))
+
+
+def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
+    """What the messages that are sent while this one is handled inherit from it."""
+    return Origin(
+        correlation_id=delivery.correlation_id,
+        causation_id=delivery.message_id,
+        sticky_attributes=delivery.sticky_attributes,
+        workflow_ids=delivery.workflow_ids,
+        sender=sender,
+        sender_step=step,
+    )

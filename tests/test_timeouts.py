@@ -1,0 +1,226 @@
+"""Timeouts: an instance sends itself a command for later, and can take it back."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_workflows import (
+    Command,
+    Event,
+    HandlerContext,
+    Workflow,
+    handles,
+    publish,
+    started_by,
+    when,
+)
+from django_workflows.dispatch import claim, deliver, run, settle
+from django_workflows.endings import Lost
+from django_workflows.models import Delivery, Status
+from tests.concurrency import at_once
+from tests.delivering import deliver_due, delivery_of, move_clock_on, statuses_of
+from tests.models import Note, ParcelState
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+class ParcelPosted(Event):
+    number: int = 1
+
+
+class ParcelArrived(Event):
+    number: int = 1
+
+
+class ParcelOverdue(Command):
+    """A timeout."""
+
+    round: int = 1
+
+
+class AskCourier(Command):
+    """Another one."""
+
+
+class PrintLabel(Command):
+    pass
+
+
+def prints_labels() -> None:
+    @handles(PrintLabel)
+    def print_label(message: PrintLabel, context: HandlerContext) -> None:
+        Note.objects.create(text="label")
+
+
+class Timeouts:
+    """Declares a workflow with two timeouts; `on_arrival` is what it does about them."""
+
+    def __init__(self, on_arrival: Any) -> None:
+        class Parcels(Workflow[ParcelState]):
+            @started_by(ParcelPosted)
+            def post(self, message: ParcelPosted) -> None:
+                self.state.number = message.number
+                self.send(ParcelOverdue(), AskCourier(), delay=timedelta(hours=1))
+                self.send(PrintLabel(), delay=timedelta(hours=1))
+
+            @when(ParcelArrived, lookup="number")
+            def arrive(self, message: ParcelArrived) -> None:
+                on_arrival(self)
+
+            @when(ParcelOverdue)
+            def complain(self, message: ParcelOverdue) -> None:
+                self.state.seen.append(f"overdue {message.round}")
+
+            @when(AskCourier)
+            def ask(self, message: AskCourier) -> None:
+                self.state.seen.append("asked")
+
+        prints_labels()
+
+
+def test_a_timeout_reaches_the_instance_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Timeouts(on_arrival=lambda workflow: workflow.cancel(ParcelOverdue))
+    publish(*(ParcelPosted(number=number) for number in (1, 2, 3)))
+    deliver_due()
+    publish(ParcelArrived(number=1), ParcelArrived(number=3))
+    deliver_due()
+
+    move_clock_on(monkeypatch, timedelta(hours=2))
+    deliver_due()
+
+    seen = {s.number: sorted(s.seen) for s in ParcelState.objects.all()}
+    assert seen == {1: ["asked"], 2: ["asked", "overdue 1"], 3: ["asked"]}
+
+
+def test_a_cancelled_timeout_stays_as_a_row_that_says_so() -> None:
+    Timeouts(on_arrival=lambda workflow: workflow.cancel(ParcelOverdue))
+    publish(ParcelPosted())
+    deliver_due()
+
+    publish(ParcelArrived())
+    deliver_due()
+
+    overdue = delivery_of(ParcelOverdue)
+    assert (overdue.status, overdue.reason) == (
+        Status.CANCELLED,
+        "Cancelled by tests.ParcelState.",
+    )
+    assert statuses_of(AskCourier) == [Status.PENDING]
+    assert ParcelState.objects.get().version == 2
+
+
+def test_a_timeout_that_is_cancelled_and_sent_again_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def postpone(workflow: Any) -> None:
+        workflow.cancel(ParcelOverdue)
+        workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
+
+    Timeouts(on_arrival=postpone)
+    publish(ParcelPosted())
+    deliver_due()
+    publish(ParcelArrived())
+    deliver_due()
+
+    move_clock_on(monkeypatch, timedelta(hours=2))
+    deliver_due()
+    early = list(ParcelState.objects.get().seen)
+    move_clock_on(monkeypatch, timedelta(hours=5))
+    deliver_due()
+
+    assert early == ["asked"]
+    assert ParcelState.objects.get().seen == ["asked", "overdue 2"]
+
+
+def test_what_a_step_sent_and_cancels_again_never_leaves() -> None:
+    def hesitate(workflow: Any) -> None:
+        workflow.send(ParcelOverdue(round=2))
+        workflow.cancel(ParcelOverdue)
+
+    Timeouts(on_arrival=hesitate)
+    publish(ParcelPosted())
+    deliver_due()
+
+    publish(ParcelArrived())
+    deliver_due()
+
+    assert statuses_of(ParcelOverdue) == [Status.CANCELLED]
+
+
+def test_completion_cancels_what_waits_for_the_instance_itself_and_nothing_else() -> None:
+    Timeouts(on_arrival=lambda workflow: workflow.complete())
+    publish(ParcelPosted(number=1), ParcelPosted(number=2))
+    deliver_due()
+
+    publish(ParcelArrived(number=1))
+    deliver_due()
+
+    ended = ParcelState.objects.get(number=1)
+    own = Delivery.objects.filter(instance_id=ended.pk, sender_instance_id=ended.pk)
+    assert sorted(own.values_list("status", flat=True)) == [Status.CANCELLED] * 2
+    assert sorted(statuses_of(ParcelOverdue)) == [Status.CANCELLED, Status.PENDING]
+    assert statuses_of(PrintLabel) == [Status.PENDING] * 2  # goes to a handler
+
+
+def test_a_timeout_that_is_sent_by_the_step_that_completes_does_not_wait() -> None:
+    def end(workflow: Any) -> None:
+        workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
+        workflow.complete()
+
+    Timeouts(on_arrival=end)
+    publish(ParcelPosted())
+    deliver_due()
+
+    publish(ParcelArrived())
+    deliver_due()
+
+    assert Status.PENDING not in statuses_of(ParcelOverdue)
+
+
+def test_a_timeout_that_is_being_handled_is_cancelled_too() -> None:
+    """Its run loses the race: its worker's commit is refused, and nothing of it is there."""
+    reached, arrived = threading.Event(), threading.Event()
+
+    class Parcels(Workflow[ParcelState]):
+        @started_by(ParcelPosted)
+        def post(self, message: ParcelPosted) -> None:
+            self.state.number = message.number
+            self.send(ParcelOverdue())
+
+        @when(ParcelArrived, lookup="number")
+        def arrive(self, message: ParcelArrived) -> None:
+            self.cancel(ParcelOverdue)
+
+        @when(ParcelOverdue)
+        def complain(self, message: ParcelOverdue) -> None:
+            Note.objects.create(text="complaint")
+            self.state.seen.append("overdue")
+            reached.set()
+            arrived.wait(10)
+
+    publish(ParcelPosted())
+    deliver(delivery_of(ParcelPosted).pk)
+    overdue = delivery_of(ParcelOverdue).pk
+    publish(ParcelArrived())
+    arrival = delivery_of(ParcelArrived).pk
+
+    def arrive_meanwhile() -> None:
+        reached.wait(10)
+        deliver(arrival)
+        arrived.set()
+
+    if connection.vendor == "postgresql":
+        late, _none = at_once(lambda: deliver(overdue), arrive_meanwhile)
+    else:  # SQLite lets one transaction write at a time: between its claim and its run
+        claimed = claim(overdue)
+        assert claimed is not None
+        deliver(arrival)
+        arrived.set()
+        late = settle(claimed, run(claimed, ()))
+
+    assert isinstance(late, Lost)
+    assert statuses_of(ParcelOverdue) == [Status.CANCELLED]
+    assert (ParcelState.objects.get().seen, Note.objects.count()) == ([], 0)
