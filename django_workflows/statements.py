@@ -373,7 +373,8 @@ class Columns:
     def __init__(
         self, connection: BaseDatabaseWrapper, model: type[Model], names: Sequence[str]
     ) -> None:
-        fields: list[Any] = [model._meta.get_field(name) for name in names]
+        # In the model's order, which is the one that from_db() expects.
+        fields: list[Any] = [f for f in model._meta.concrete_fields if f.name in names]
         columns = [f.get_col(model._meta.db_table) for f in fields]
         self.model = model
         self.names = [f.attname for f in fields]
