@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from django_workflows.declarations import attribute, wait
     from django_workflows.errors import RetryLater, Unrecoverable
     from django_workflows.handlers import handles
+    from django_workflows.lines import line, stage
     from django_workflows.messages import Command, Event
     from django_workflows.notices import CommandFailed, WorkflowEnded
     from django_workflows.workflows import (
@@ -43,9 +44,11 @@ _MODULES = {
     "cancel_instance": "cancelling",
     "define_workflow": "workflows",
     "handles": "handlers",
+    "line": "lines",
     "on_failure": "workflows",
     "publish": "context",
     "send": "context",
+    "stage": "lines",
     "started_by": "workflows",
     "wait": "declarations",
     "when": "workflows",
@@ -67,9 +70,11 @@ __all__ = [
     "cancel_instance",
     "define_workflow",
     "handles",
+    "line",
     "on_failure",
     "publish",
     "send",
+    "stage",
     "started_by",
     "wait",
     "when",

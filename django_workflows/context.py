@@ -56,6 +56,8 @@ class AttributeOptions(TypedDict, total=False):
 class Effects:
     """What a run has asked for, carried out at its end."""
 
+    #: Each message with the verb it was sent by and its terms, in order; for tests to read.
+    asked: list[tuple[str, Message, Terms]] = field(default_factory=list)
     outgoing: list[NewDelivery] = field(default_factory=list)
     #: Ids of all that was sent, whether it is still to be written or not, and the messages' names.
     sent: dict[UUID, str] = field(default_factory=dict)
@@ -76,14 +78,11 @@ class Effects:
 class Context:
     """What handlers and steps have in common. An object of it lives for one run."""
 
-    def __init__(
-        self, delivery: Delivery, origin: Origin, effects: Effects, *, atomic: bool = True
-    ) -> None:
+    def __init__(self, delivery: Delivery, origin: Origin, effects: Effects) -> None:
         self._delivery = delivery
         self._origin = origin
         self._effects = effects
-        #: Whether the run is in a transaction of the engine's; if not, what is sent waits.
-        self._atomic = atomic
+        #: The open transactions at the start of the run: none, if the handler is not atomic.
         self._depth = _depth()
 
     @property
@@ -128,12 +127,12 @@ class Context:
         command that nothing handles.
         """
         outbox.require_commands(commands)
-        return self._prepare(commands, Terms(**options))
+        return self._prepare("send", commands, Terms(**options))
 
     def publish(self, *events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
         """Publish events to whatever reacts to them; the ids of the messages."""
         outbox.require_events(events)
-        return self._prepare(events, Terms(**options))
+        return self._prepare("publish", events, Terms(**options))
 
     def reply(self, message: Message, **options: Unpack[SendOptions]) -> UUID:
         """Send a message to the one instance that asked, whoever else reacts to it.
@@ -151,6 +150,7 @@ class Context:
         message_id, delivery = outbox.prepare_reply(
             message, self._origin, Terms(**options), definition, instance_id
         )
+        self._effects.asked.append(("reply", message, Terms(**options)))
         self._add([delivery])
         return message_id
 
@@ -166,23 +166,24 @@ class Context:
             )
         return self._delivery.sender, self._delivery.sender_instance_id
 
-    def _prepare(self, messages: Sequence[Message], terms: Terms) -> list[UUID]:
+    def _prepare(self, verb: str, messages: Sequence[Message], terms: Terms) -> list[UUID]:
         ids, deliveries = outbox.prepare(messages, self._origin, terms)
+        self._effects.asked += [(verb, message, terms) for message in messages]
         self._add(deliveries)
         return ids
 
     def _add(self, deliveries: list[NewDelivery]) -> None:
         """Keep them for the end of the run, unless a savepoint must be able to drop them."""
         self._effects.sent.update({new.id: new.message_name for new in deliveries})
-        if not self._atomic:
-            # Waits for the user's own transaction, if one is open; else it is done at once.
+        if _depth() == self._depth:
+            self._effects.outgoing += deliveries
+        elif self._depth:
+            outbox.write(deliveries)
+        else:
+            # The handler is not atomic, and this waits for a transaction that it has opened.
             transaction.on_commit(
                 partial(self._effects.outgoing.extend, deliveries), using=outbox.database().alias
             )
-        elif _depth() > self._depth:
-            outbox.write(deliveries)
-        else:
-            self._effects.outgoing += deliveries
 
 
 class HandlerContext(Context):
@@ -240,7 +241,9 @@ class WorkflowContext(Context, Generic[S]):
         It is kept with the instance and is sent when the instance compensates.
         """
         outbox.require_commands([command])
-        _ids, notes = outbox.prepare([command], self._origin, Terms(**options))
+        terms = Terms(**options)
+        _ids, notes = outbox.prepare([command], self._origin, terms)
+        self._effects.asked.append(("compensate_with", command, terms))
         self._effects.notes += notes
 
     def compensate(self) -> None:
@@ -307,5 +310,6 @@ def publish(*events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
 
 
 def _depth() -> int:
-    """How many atomic blocks are open inside the outermost one."""
-    return len(outbox.database().savepoint_ids)
+    """How many atomic blocks are open."""
+    connection = outbox.database()
+    return len(connection.savepoint_ids) + connection.in_atomic_block

@@ -67,7 +67,7 @@ def one_transaction() -> Any:
 def call_handler(delivery: Delivery, handler: Handler, message: Message) -> Effects:
     effects = Effects()
     origin = origin_of(delivery, handler.name)
-    context = HandlerContext(delivery, origin, effects, atomic=handler.atomic)
+    context = HandlerContext(delivery, origin, effects)
     with entered(context):
         handler.function(message, context)
     return effects

@@ -17,7 +17,8 @@ from django_workflows.declarations import (
     WorkflowDefinition,
 )
 from django_workflows.errors import DeclarationError
-from django_workflows.messages import Command, Message
+from django_workflows.lines import line, stage
+from django_workflows.messages import Command, Event, Message
 from django_workflows.models import WorkflowState
 from django_workflows.notices import CommandFailed, JoinComplete, WorkflowEnded
 
@@ -126,7 +127,7 @@ def when_completed(
     `child` is its class, its `define_workflow`, or its state. The step is called with a
     `WorkflowEnded`, whose `outcome` is completed, compensated or cancelled.
     """
-    return _mark(WorkflowEnded, about=_state_model(child), recovery=Recovery.of(recovery))
+    return _mark(WorkflowEnded, about=state_model(child), recovery=Recovery.of(recovery))
 
 
 class Workflow(WorkflowContext[S], Generic[S]):
@@ -153,6 +154,8 @@ class Workflow(WorkflowContext[S], Generic[S]):
                     f"Give the step another name."
                 )
             definition.steps.extend(_steps_of(function))
+        for one in _lines(cls):
+            definition.steps.extend(one.steps(of_class=True))
         registry.current().add(definition)
 
 
@@ -179,6 +182,13 @@ class FunctionWorkflow(Generic[S]):
 
     def when_completed(self, child: Any, **options: Any) -> Callable[[F], F]:
         return self._add(when_completed(child, **options))
+
+    def line(self, started_by: type[Event], *stages: stage, once_per: str | None = None) -> None:
+        """Add the steps of a straight line; see `line`."""
+        self.definition.steps.extend(
+            line(started_by, *stages, once_per=once_per).steps(of_class=False)
+        )
+        registry.current().changed()
 
     def _add(self, mark: Callable[[F], F]) -> Callable[[F], F]:
         def add(function: F) -> F:
@@ -232,6 +242,12 @@ def _step_functions(cls: type) -> list[Callable[..., None]]:
     return [value for value in found.values() if _steps_of(value)]
 
 
+def _lines(cls: type) -> list[line]:
+    return [
+        value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, line)
+    ]
+
+
 def _state_of(cls: type) -> type[WorkflowState] | None:
     """The state in `Workflow[State]`, of this class or of the nearest base that names one."""
     for klass in cls.__mro__:
@@ -244,7 +260,7 @@ def _state_of(cls: type) -> type[WorkflowState] | None:
     return None
 
 
-def _state_model(workflow: Any) -> type[WorkflowState]:
+def state_model(workflow: Any) -> type[WorkflowState]:
     if isinstance(workflow, FunctionWorkflow):
         return workflow.definition.state
     if isinstance(workflow, type) and issubclass(workflow, WorkflowState):
