@@ -6,7 +6,7 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from django.db import close_old_connections, transaction
+from django.db import transaction
 
 from django_workflows import (
     conf,
@@ -35,6 +35,7 @@ from django_workflows.errors import LeaseLost, RetryLater, UnknownName
 from django_workflows.instances import DuplicateInstance
 from django_workflows.models import Delivery, Lifecycle, Status
 from django_workflows.running import run_once
+from django_workflows.stale import close_stale_connections
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
     that an orderly shutdown raises in the thread; they use up no attempt. Needs no transaction;
     opens its own. When the database cannot be reached, the lease runs out and the relay has it.
     """
-    close_old_connections()
+    close_stale_connections()
     try:
         delivery = claim(delivery_id)
         if delivery is None:
@@ -60,7 +61,7 @@ def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
     else:
         return ending
     finally:
-        close_old_connections()
+        close_stale_connections()
 
 
 def claim(delivery_id: UUID) -> Delivery | None:

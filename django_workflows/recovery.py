@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from django_workflows import clock, conf
@@ -24,6 +24,7 @@ from django_workflows.errors import (
     Unrecoverable,
 )
 from django_workflows.models import Delivery
+from django_workflows.stale import close_stale_connections
 
 #: Errors that no retry can mend.
 HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
@@ -111,7 +112,7 @@ def wait_out(error: BaseException, conflicts: int) -> None:
         time.sleep(OUTAGE_PAUSES[min(conflicts, len(OUTAGE_PAUSES)) - 1])
     else:
         time.sleep(random.uniform(0.001, 0.004) * 2**conflicts)  # noqa: S311
-    close_old_connections()
+    close_stale_connections()
 
 
 def pause_after_conflicts() -> timedelta:

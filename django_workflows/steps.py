@@ -54,8 +54,9 @@ def run_step(
     changed = save(definition, table, target, effects)
     if not effects.discarded:
         cancel(delivery, definition, instance, effects)
-        see_to_others(definition, target, effects, changed, origin)
     outbox.write(effects.outgoing)
+    if not effects.discarded:
+        see_to_others(definition, target, effects, changed, origin)
     exists = not (step.starts and effects.discarded)
     finish(
         delivery,
