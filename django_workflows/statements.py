@@ -371,7 +371,7 @@ class Columns:
         fields: list[Any] = [model._meta.get_field(name) for name in names]
         columns = [f.get_col(model._meta.db_table) for f in fields]
         self.model = model
-        self.names = [f.attname for f in fields]
+        self.names = dict.fromkeys(f.attname for f in fields)  # in order, and quick to look up in
         self.sql = ", ".join(connection.ops.quote_name(f.column) for f in fields)
         self.converters = [
             (place, converter, column)
