@@ -50,6 +50,8 @@ KEYS = tuple(field.name for field in fields(Settings))
 def current() -> Settings:
     """The settings in force, `override_settings` included; unknown keys are for a check."""
     given = getattr(django_settings, "DJANGO_WORKFLOWS", {})
+    if not isinstance(given, dict):
+        return Settings()  # a check says so
     return Settings(**{key: given[key] for key in KEYS if key in given})
 
 
