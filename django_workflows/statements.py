@@ -7,7 +7,6 @@ that try the same, one does it and the other is told so.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -292,13 +291,19 @@ def take_due(
     second_look = "{now+lease}"
     if is_postgres and grows:
         second_look = "{now} + GREATEST(%(lease)s, LEAST({now} - due_at, %(longest)s))"
-    retry_at = "{now+retry}"
+    # Of random size, and the same in both columns: it comes from the row and its losses.
     if is_postgres:
         retry_at = (
             "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE "
             "%(backoff)s * "
             "(power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 "
             "END)"
+        )
+    else:
+        retry_at = (
+            "CASE losses WHEN 0 THEN {now} ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', {now}, "
+            "printf('%%+.3f seconds', MIN(%(backoff_max_s)s, %(backoff_s)s * "
+            "power(%(factor)s, losses - 1) * ((rowid * 567 + losses * 315) & 1023) / 512))) END"
         )
     lock = "FOR UPDATE SKIP LOCKED" if is_postgres else ""
     due = (
@@ -335,7 +340,8 @@ def take_due(
             "backoff": backoff,
             "factor": backoff_factor,
             "backoff_max": backoff_max,
-            "retry": min(backoff_max, backoff * (2 * random.random())),  # noqa: S311
+            "backoff_s": backoff.total_seconds(),
+            "backoff_max_s": backoff_max.total_seconds(),
         },
     )
     return [Taken(_uuid(row[0]), row[1], row[2], bool(row[3])) for row in rows]
