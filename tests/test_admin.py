@@ -474,10 +474,16 @@ def test_failed_deliveries_of_any_age_are_shown(admin_client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["handler=orders.take_payment", "message=orders.TakePayment", "created=hour"]
+    "query",
+    [
+        "handler=orders.take_payment",
+        "message=orders.TakePayment",
+        "created=hour",
+        "status__exact=pending",
+    ],
 )
 def test_deliveries_are_filtered(query: str, admin_client: Client) -> None:
-    wanted = stored()
+    wanted = stored(status=Status.PENDING)
     stored(handler="x.y", message_name="x.Y", id=id_of(timedelta(hours=2)))
 
     response = admin_client.get(f"{DELIVERIES}?{query}")
