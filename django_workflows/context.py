@@ -157,7 +157,8 @@ class Context:
                 partial(self._effects.outgoing.extend, deliveries), using=outbox.database().alias
             )
         elif _depth() > self._depth:
-            outbox.write(deliveries)
+            with outbox.database().cursor() as cursor:
+                outbox.write(cursor, deliveries)
         else:
             self._effects.outgoing += deliveries
 

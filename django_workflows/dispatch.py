@@ -56,7 +56,8 @@ def claim(delivery_id: UUID) -> Delivery | None:
     """Make the delivery ours for a lease, in a transaction of its own."""
     for tries in range(1, recovery.TRIES_IN_PLACE + 1):
         try:
-            claimed = statements.claim(outbox.database(), [delivery_id], conf.current().LEASE)
+            with outbox.database().cursor() as cursor:
+                claimed = statements.claim(cursor, [delivery_id], conf.current().LEASE)
         except Exception as error:
             if not recovery.is_conflict(error) or tries == recovery.TRIES_IN_PLACE:
                 raise
@@ -119,9 +120,8 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
 
 def release(delivery: Delivery, after: timedelta, reason: str, conflicts: int = 0) -> bool:
     """Give it back with no attempt used up. False: it is no longer ours."""
-    return statements.release(
-        outbox.database(), delivery, after=after, reason=reason, conflicts=conflicts
-    )
+    with outbox.database().cursor() as cursor:
+        return statements.release(cursor, delivery, after=after, reason=reason, conflicts=conflicts)
 
 
 def record_failure(
@@ -138,15 +138,16 @@ def record_failure(
         f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
         exc_info=error,
     )
-    recorded = statements.record_failure(
-        outbox.database(),
-        delivery,
-        retry_after=retry_after,
-        failure=record.failure,
-        error=record.error,
-        traceback=record.traceback,
-        conflicts=conflicts,
-    )
+    with outbox.database().cursor() as cursor:
+        recorded = statements.record_failure(
+            cursor,
+            delivery,
+            retry_after=retry_after,
+            failure=record.failure,
+            error=record.error,
+            traceback=record.traceback,
+            conflicts=conflicts,
+        )
     if recorded:
         delivery.status = Status.PENDING if retry_after is not None else Status.FAILED
     return recorded

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django_workflows import outbox
+from django.db.backends.utils import CursorWrapper
+
 from django_workflows.endings import Ignored
 from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch
 from django_workflows.instances import StateTable, key_of
@@ -28,6 +29,7 @@ class Target:
 
 
 def find(
+    cursor: CursorWrapper,
     table: StateTable,
     definition: WorkflowDefinition,
     message: Message,
@@ -37,20 +39,21 @@ def find(
 ) -> Target | Ignored | list[WorkflowState]:
     """The instance and step for the message: one to continue, else one to start, else none."""
     step, start = definition.step_of(type(message)), definition.start_of(type(message))
-    matches = matching(table, definition, step, message, delivery) if step else []
+    matches = matching(cursor, table, definition, step, message, delivery) if step else []
     live = [instance for instance in matches if instance.is_live]
     if len(live) > 1:
         return live
     if step and live:
         return Target(step, live[0], table.snapshot(live[0]))
     if start and not delivery.part:
-        return start_of(table, start, message, delivery, contested=contested)
+        return start_of(cursor, table, start, message, delivery, contested=contested)
     if matches:
         return ended(definition, matches[0].pk)
-    return missing(table, definition, step, message, delivery)
+    return missing(cursor, table, definition, step, message, delivery)
 
 
 def matching(
+    cursor: CursorWrapper,
     table: StateTable,
     definition: WorkflowDefinition,
     step: Step,
@@ -58,22 +61,27 @@ def matching(
     delivery: Delivery,
 ) -> list[WorkflowState]:
     """The instance this copy or reply is for; else by lookup; else by the id that travelled."""
-    connection = outbox.database()
     if delivery.part:
-        found = table.by_id(connection, UUID(delivery.part))
+        found = table.by_id(cursor, UUID(delivery.part))
     elif step.lookup is not None:
         key = key_of(step, message, delivery)
         if key is None or key == "":
             return []
-        return table.live(connection, step.maps_to or "", key)
+        return table.live(cursor, step.maps_to or "", key)
     else:
         travelled = delivery.workflow_ids.get(definition.name)
-        found = table.by_id(connection, UUID(travelled)) if travelled else None
+        found = table.by_id(cursor, UUID(travelled)) if travelled else None
     return [found] if found else []
 
 
 def start_of(
-    table: StateTable, step: Step, message: Message, delivery: Delivery, *, contested: bool
+    cursor: CursorWrapper,
+    table: StateTable,
+    step: Step,
+    message: Message,
+    delivery: Delivery,
+    *,
+    contested: bool,
 ) -> Target | Ignored:
     """A new instance; or, once a constraint has refused one, the reason to start none."""
     instance = table.model()
@@ -88,7 +96,7 @@ def start_of(
                 f"{type(message).__qualname__} starts one instance per {step.maps_to}, and its "
                 f"value is {key!r}. Give the message a value."
             )
-        if contested and (other := table.any(outbox.database(), step.maps_to, key)):
+        if contested and (other := table.any(cursor, step.maps_to, key)):
             return Ignored(f"{table.model._meta.label} {other} has {step.maps_to} {key}.", other)
         field: Any = table.model._meta.get_field(step.maps_to)
         setattr(instance, field.attname, table.converted(step.maps_to, key))
@@ -105,6 +113,7 @@ def ended(definition: WorkflowDefinition, instance_id: UUID) -> Ignored:
 
 
 def missing(
+    cursor: CursorWrapper,
     table: StateTable,
     definition: WorkflowDefinition,
     step: Step | None,
@@ -118,7 +127,7 @@ def missing(
         key = key_of(step, message, delivery)
         sought = f"{step.maps_to} {key!r:.100}"
         if key is not None and key != "":
-            other = table.any(outbox.database(), step.maps_to or "", key)
+            other = table.any(cursor, step.maps_to or "", key)
             if other is not None:
                 return ended(definition, other)
     reason = f"No instance of {definition.name} matches {name} by {sought}."

@@ -28,18 +28,19 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
     nothing declares any more are taken instead.
     """
     settings = conf.current()
-    taken = statements.take_due(
-        outbox.database(),
-        queue=queue,
-        limit=limit,
-        lease=settings.LEASE,
-        losses=settings.LOSSES,
-        backoff=settings.BACKOFF,
-        backoff_factor=settings.BACKOFF_FACTOR,
-        backoff_max=settings.BACKOFF_MAX,
-        grows=grows,
-        orphans_of=sorted(registry.current().queues) if orphans else None,
-    )
+    with outbox.database().cursor() as cursor:
+        taken = statements.take_due(
+            cursor,
+            queue=queue,
+            limit=limit,
+            lease=settings.LEASE,
+            losses=settings.LOSSES,
+            backoff=settings.BACKOFF,
+            backoff_factor=settings.BACKOFF_FACTOR,
+            backoff_max=settings.BACKOFF_MAX,
+            grows=grows,
+            orphans_of=sorted(registry.current().queues) if orphans else None,
+        )
     for row in taken:
         if row.status == Status.FAILED:
             announce_failure(row.id)
@@ -49,7 +50,8 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
 def give_back(ids: Sequence[UUID]) -> None:
     """Let other consumers have rows that were taken and not run."""
     if ids:
-        statements.make_due_now(outbox.database(), ids)
+        with outbox.database().cursor() as cursor:
+            statements.make_due_now(cursor, ids)
 
 
 def announce_failure(delivery_id: UUID) -> None:

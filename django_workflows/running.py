@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
+from django.db.backends.utils import CursorWrapper
 
 from django_workflows import outbox, recovery, registry, statements
 from django_workflows.context import Context, Effects, HandlerContext, entered
@@ -27,14 +28,16 @@ def run_once(delivery: Delivery, conflicts: int, *, contested: bool) -> Handled 
     """
     recipient, message = read(delivery)
     if isinstance(recipient, WorkflowDefinition):
-        with one_transaction():
-            return run_workflow(delivery, recipient, message, conflicts, contested=contested)
+        with one_transaction() as cursor:
+            return run_workflow(
+                cursor, delivery, recipient, message, conflicts, contested=contested
+            )
     if recipient.atomic:
-        with one_transaction():
+        with one_transaction() as cursor:
             effects = call_handler(delivery, recipient, message)
-            return finish_handler(delivery, effects, conflicts)
+            return finish_handler(cursor, delivery, effects, conflicts)
     effects = call_handler(delivery, recipient, message)
-    return stored_in_the_end(partial(finish_handler, delivery, effects))
+    return stored_in_the_end(delivery, effects)
 
 
 def read(delivery: Delivery) -> tuple[Recipient, Message]:
@@ -54,9 +57,12 @@ def read(delivery: Delivery) -> tuple[Recipient, Message]:
     return recipient, from_json(message_class, delivery.body)
 
 
-def one_transaction() -> Any:
-    """The transaction of one run; what it does is on disk when it ends."""
-    return transaction.atomic(using=outbox.database().alias, durable=True)
+@contextmanager
+def one_transaction() -> Iterator[CursorWrapper]:
+    """The transaction of one run, on disk when it ends, and a cursor for what the engine does."""
+    connection = outbox.database()
+    with transaction.atomic(connection.alias, durable=True), connection.cursor() as cursor:
+        yield cursor
 
 
 # A plain handler
@@ -71,19 +77,21 @@ def call_handler(delivery: Delivery, handler: Handler, message: Message) -> Effe
     return effects
 
 
-def finish_handler(delivery: Delivery, effects: Effects, conflicts: int) -> Handled:
-    require_commit()
-    outbox.write(effects.outgoing)
-    finish(delivery, status=Status.HANDLED, conflicts=conflicts)
+def finish_handler(
+    cursor: CursorWrapper, delivery: Delivery, effects: Effects, conflicts: int
+) -> Handled:
+    require_commit(cursor)
+    outbox.write(cursor, effects.outgoing)
+    finish(cursor, delivery, status=Status.HANDLED, conflicts=conflicts)
     return Handled()
 
 
-def stored_in_the_end(store: Callable[[int], Handled]) -> Handled:
+def stored_in_the_end(delivery: Delivery, effects: Effects) -> Handled:
     """Commit what a handler without a transaction has sent; a conflict does not run it again."""
     for conflicts in range(recovery.TRIES_IN_PLACE):
         try:
-            with one_transaction():
-                return store(conflicts)
+            with one_transaction() as cursor:
+                return finish_handler(cursor, delivery, effects, conflicts)
         except Exception as error:
             if not recovery.is_conflict(error) or conflicts + 1 == recovery.TRIES_IN_PLACE:
                 raise
@@ -95,6 +103,7 @@ def stored_in_the_end(store: Callable[[int], Handled]) -> Handled:
 
 
 def run_workflow(
+    cursor: CursorWrapper,
     delivery: Delivery,
     definition: WorkflowDefinition,
     message: Message,
@@ -102,12 +111,13 @@ def run_workflow(
     *,
     contested: bool,
 ) -> Handled | Ignored:
-    table = StateTable.of(outbox.database(), definition.state)
-    match find(table, definition, message, delivery, contested=contested):
+    table = StateTable.of(cursor.db, definition.state)
+    match find(cursor, table, definition, message, delivery, contested=contested):
         case Target() as target:
-            return run_step(delivery, definition, message, table, target, conflicts)
+            return run_step(cursor, delivery, definition, message, table, target, conflicts)
         case Ignored() as ignored:
             finish(
+                cursor,
                 delivery,
                 status=Status.IGNORED,
                 reason=ignored.reason,
@@ -116,18 +126,21 @@ def run_workflow(
             )
             return ignored
         case several:
-            return deliver_to_each(delivery, several, conflicts)
+            return deliver_to_each(cursor, delivery, several, conflicts)
 
 
-def deliver_to_each(delivery: Delivery, instances: list[WorkflowState], conflicts: int) -> Handled:
+def deliver_to_each(
+    cursor: CursorWrapper, delivery: Delivery, instances: list[WorkflowState], conflicts: int
+) -> Handled:
     """One copy of the delivery for each of several matching instances."""
-    outbox.write([outbox.copy_for(delivery, instance.pk) for instance in instances])
+    outbox.write(cursor, [outbox.copy_for(delivery, instance.pk) for instance in instances])
     reason = f"Delivered to each of {len(instances)} instances."
-    finish(delivery, status=Status.HANDLED, reason=reason, conflicts=conflicts)
+    finish(cursor, delivery, status=Status.HANDLED, reason=reason, conflicts=conflicts)
     return Handled(reason=reason)
 
 
 def run_step(
+    cursor: CursorWrapper,
     delivery: Delivery,
     definition: WorkflowDefinition,
     message: Message,
@@ -142,13 +155,14 @@ def run_step(
     context: Context = definition.context_class(delivery, origin, effects, instance, definition)
     with entered(context):
         definition.run(step, message, context)
-    require_commit()
-    changes = save(table, target, effects)
+    require_commit(cursor)
+    changes = save(cursor, table, target, effects)
     if not effects.discarded:
-        cancel(delivery, definition, instance, effects)
-    outbox.write(effects.outgoing)
+        cancel(cursor, delivery, definition, instance, effects)
+    outbox.write(cursor, effects.outgoing)
     exists = not (step.starts and effects.discarded)
     finish(
+        cursor,
         delivery,
         status=Status.HANDLED,
         reason="The step discarded its changes." if effects.discarded else "",
@@ -161,24 +175,28 @@ def run_step(
     return Handled(instance if exists else None, started=step.starts and exists)
 
 
-def save(table: StateTable, target: Target, effects: Effects) -> str | None:
+def save(cursor: CursorWrapper, table: StateTable, target: Target, effects: Effects) -> str | None:
     """Write the instance if the step changed it or did anything; what it changed, as JSON."""
     if effects.discarded:
         return None
-    connection, instance = outbox.database(), target.instance
+    instance = target.instance
     changed = table.changed(instance, target.before)
     if effects.ending:
         instance.lifecycle = effects.ending
     if target.step.starts:
-        table.insert(connection, instance)
+        table.insert(cursor, instance)
     elif changed or effects.sent or effects.cancelled or effects.ending:
         # The version moves on even if only something was sent: two copies cannot both commit.
-        table.update(connection, instance, changed)
+        table.update(cursor, instance, changed)
     return difference(instance, target.before, changed)
 
 
 def cancel(
-    delivery: Delivery, definition: WorkflowDefinition, instance: WorkflowState, effects: Effects
+    cursor: CursorWrapper,
+    delivery: Delivery,
+    definition: WorkflowDefinition,
+    instance: WorkflowState,
+    effects: Effects,
 ) -> None:
     """Cancel what the instance has waiting for itself: of some names, or all at its end."""
     if not effects.cancelled and not effects.ending:
@@ -186,7 +204,7 @@ def cancel(
     if effects.ending:
         effects.outgoing[:] = [d for d in effects.outgoing if d.instance_id != instance.pk]
     statements.cancel(
-        outbox.database(),
+        cursor,
         workflow=definition.name,
         instance_id=instance.pk,
         names=None if effects.ending else sorted(effects.cancelled),
@@ -207,16 +225,16 @@ def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
     )
 
 
-def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
+def finish(cursor: CursorWrapper, delivery: Delivery, *, status: Status, **facts: Any) -> None:
     """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours."""
-    require_commit()
-    if not statements.finish(outbox.database(), delivery, status=str(status), **facts):
+    require_commit(cursor)
+    if not statements.finish(cursor, delivery, status=str(status), **facts):
         raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
 
 
-def require_commit() -> None:
+def require_commit(cursor: CursorWrapper) -> None:
     """Raise when Django would roll back without an exception: nothing would have been handled."""
-    if transaction.get_rollback(outbox.database().alias):
+    if cursor.db.get_rollback():
         raise WorkflowsError(
             "A database error was caught inside the transaction without a savepoint, so nothing "
             "can be committed. Wrap what may fail in transaction.atomic()."
