@@ -5,6 +5,7 @@ Imported while the apps are being loaded, so nothing here touches a model.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -39,7 +40,7 @@ def dramatiq_settings(url: str) -> dict[str, Any]:
     `rediss://` want the extra `redis`, `amqp://` and `amqps://` the extra `rabbitmq`; options in
     the URL's query win over the ones set here. Raises `ImproperlyConfigured` for another scheme.
     """
-    scheme = urlsplit(url).scheme
+    scheme = _scheme(url)
     if scheme == "db":
         broker: dict[str, Any] = {"BROKER": "django_workflows.broker.DatabaseBroker", "OPTIONS": {}}
     elif scheme in ("redis", "rediss"):
@@ -52,6 +53,18 @@ def dramatiq_settings(url: str) -> dict[str, Any]:
             f"Use db://, redis://, rediss://, amqp:// or amqps://."
         )
     return {**broker, "MIDDLEWARE": list(MIDDLEWARE)}
+
+
+def _scheme(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"The broker URL {_without_password(url)!r} cannot be read. The port must be a number, "
+            f"and special characters of the user and the password percent-encoded."
+        ) from None  # whose text may be a part of the password
+    return parts.scheme
 
 
 def _redis(url: str) -> dict[str, Any]:
@@ -85,12 +98,13 @@ def _rabbitmq(url: str) -> dict[str, Any]:
 def _with_defaults(url: str, options: dict[str, Any]) -> str:
     parts = urlsplit(url)
     query = {**{key: str(value) for key, value in options.items()}, **dict(parse_qsl(parts.query))}
-    return urlunsplit(parts._replace(query=urlencode(query)))
+    # Without a host, urlunsplit would leave out the slashes, too.
+    return urlunsplit(parts._replace(netloc=parts.netloc or "localhost", query=urlencode(query)))
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":***@") if parts.password else url
+    """As it may be shown: no password, however badly encoded, and no query."""
+    return re.sub(r"://([^:@]*):.*@", r"://\1:***@", url, flags=re.DOTALL).partition("?")[0]
 
 
 Take = Callable[[str, int], Sequence[UUID]]

@@ -29,14 +29,15 @@ def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool 
     one of its own.
     """
     definition = _definition_of(type(instance))
-    with transaction.atomic(using=outbox.database().alias):
-        now = clock.read(outbox.database())
+    connection = outbox.database()
+    with transaction.atomic(connection.alias), connection.cursor() as cursor:
+        now = clock.read(connection)
         live = _instances(type(instance)).filter(pk=instance.pk, lifecycle__in=LIVE)
         if not live.update(lifecycle=Lifecycle.CANCELLED, ended_at=now):
             return False
         _cancel_deliveries(definition, instance, reason or "Its instance was cancelled.", now)
         ended = _instances(type(instance)).get(pk=instance.pk)
-        telling.tell_starter(definition, ended, Origin(sender=definition.name))
+        telling.tell_starter(cursor, definition, ended, Origin(sender=definition.name))
         if cascade:
             for child in children_of(definition, instance):
                 cancel_instance(child, reason=reason, cascade=True)

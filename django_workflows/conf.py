@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,17 @@ class Settings:
 
 KEYS = tuple(field.name for field in fields(Settings))
 
-_last: tuple[Mapping[str, Any], Settings] | None = None
 
-
+@cache
 def current() -> Settings:
-    """The settings in force now, `override_settings` included; unknown keys are for a check."""
-    global _last
-    given: Mapping[str, Any] = getattr(django_settings, "DJANGO_WORKFLOWS", _NONE)
-    if _last is None or _last[0] is not given:
-        _last = given, Settings(**{key: given[key] for key in KEYS if key in given})
-    return _last[1]
+    """The settings in force, `override_settings` included; unknown keys are for a check."""
+    given = getattr(django_settings, "DJANGO_WORKFLOWS", {})
+    if not isinstance(given, dict):
+        return Settings()  # a check says so
+    return Settings(**{key: given[key] for key in KEYS if key in given})
 
 
-_NONE: Mapping[str, Any] = {}
+@receiver(setting_changed)
+def read_again(*, setting: str, **_kwargs: Any) -> None:
+    if setting == "DJANGO_WORKFLOWS":
+        current.cache_clear()

@@ -178,7 +178,8 @@ class Context:
         if _depth() == self._depth:
             self._effects.outgoing += deliveries
         elif self._depth:
-            outbox.write(deliveries)
+            with outbox.database().cursor() as cursor:
+                outbox.write(cursor, deliveries)
         else:
             # The handler is not atomic, and this waits for a transaction that it has opened.
             transaction.on_commit(

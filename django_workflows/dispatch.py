@@ -68,7 +68,8 @@ def claim(delivery_id: UUID) -> Delivery | None:
     """Make the delivery ours for a lease, in a transaction of its own."""
     for tries in range(1, recovery.TRIES_IN_PLACE + 1):
         try:
-            claimed = statements.claim(outbox.database(), [delivery_id], conf.current().LEASE)
+            with outbox.database().cursor() as cursor:
+                claimed = statements.claim(cursor, [delivery_id], conf.current().LEASE)
         except Exception as error:
             if not recovery.is_conflict(error) or tries == recovery.TRIES_IN_PLACE:
                 raise
@@ -135,9 +136,8 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
 
 def release(delivery: Delivery, after: timedelta, reason: str, conflicts: int = 0) -> bool:
     """Give it back with no attempt used up. False: it is no longer ours."""
-    return statements.release(
-        outbox.database(), delivery, after=after, reason=reason, conflicts=conflicts
-    )
+    with outbox.database().cursor() as cursor:
+        return statements.release(cursor, delivery, after=after, reason=reason, conflicts=conflicts)
 
 
 def record_failure(
@@ -154,9 +154,10 @@ def record_failure(
         f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
         exc_info=error,
     )
-    with transaction.atomic(using=outbox.database().alias):
+    connection = outbox.database()
+    with transaction.atomic(connection.alias), connection.cursor() as cursor:
         recorded = statements.record_failure(
-            outbox.database(),
+            cursor,
             delivery,
             retry_after=retry_after,
             failure=record.failure,
@@ -166,7 +167,7 @@ def record_failure(
         )
         if recorded and retry_after is None:
             delivery.status, delivery.attempts = Status.FAILED, delivery.attempts + 1
-            telling.tell_sender(delivery, record.error)
+            telling.tell_sender(cursor, delivery, record.error)
     return recorded
 
 

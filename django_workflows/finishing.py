@@ -5,38 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
+from django.db.backends.utils import CursorWrapper
 
-from django_workflows import compensation, outbox, registry, statements, telling
+from django_workflows import compensation, registry, statements, telling
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import LeaseLost, WorkflowsError
 from django_workflows.models import Delivery, Status
 from django_workflows.outbox import Origin
 
 
-def finish(delivery: Delivery, *, status: Status, **facts: Any) -> None:
-    """The mark, in the transaction of the effects. Raises `LeaseLost` when it is not ours."""
-    require_commit()
+def finish(cursor: CursorWrapper, delivery: Delivery, *, status: Status, **facts: Any) -> None:
+    """Set the mark. Raises `LeaseLost` when it is not ours to set."""
+    require_commit(cursor)
     if delivery.undoes:
-        carry_on_undoing(delivery)
-    if not statements.finish(outbox.database(), delivery, status=str(status), **facts):
+        carry_on_undoing(cursor, delivery)
+    if not statements.finish(cursor, delivery, status=str(status), **facts):
         raise LeaseLost(f"Delivery {delivery.id} was given to another worker, or cancelled.")
 
 
-def require_commit() -> None:
+def require_commit(cursor: CursorWrapper) -> None:
     """Raise when Django would roll back without an exception: nothing would have been handled."""
-    if transaction.get_rollback(outbox.database().alias):
+    if transaction.get_rollback(cursor.db.alias):
         raise WorkflowsError(
             "A database error was caught inside the transaction without a savepoint, so nothing "
             "can be committed. Wrap what may fail in transaction.atomic()."
         )
 
 
-def carry_on_undoing(delivery: Delivery) -> None:
+def carry_on_undoing(cursor: CursorWrapper, delivery: Delivery) -> None:
     """An undo command has been handled: the next one leaves, or its instance has ended."""
     ended = compensation.carry_on(delivery)
     definition = registry.current().recipient(delivery.sender)
     if ended and isinstance(definition, WorkflowDefinition):
-        telling.tell_starter(definition, ended, origin_of(delivery, definition.name))
+        origin = origin_of(delivery, definition.name)
+        telling.tell_starter(cursor, definition, ended, origin)
 
 
 def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:

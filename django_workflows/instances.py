@@ -18,6 +18,7 @@ from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.db.models import Field, Value
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.sql import UpdateQuery
@@ -95,26 +96,26 @@ class StateTable:
     # Finding
 
     def by_id(
-        self, connection: BaseDatabaseWrapper, instance_id: UUID, *, lock: bool = False
+        self, cursor: CursorWrapper, instance_id: UUID, *, lock: bool = False
     ) -> WorkflowState | None:
         """The instance of this id, whether it has ended or not."""
         where = f"{self.table}.{self.quote('id')} = %s"
-        found = self._query(connection, where, "id", instance_id, lock)
+        found = self._query(cursor, where, "id", instance_id, lock)
         return found[0] if found else None
 
     def live(
-        self, connection: BaseDatabaseWrapper, field_name: str, key: Any, *, lock: bool = False
+        self, cursor: CursorWrapper, field_name: str, key: Any, *, lock: bool = False
     ) -> list[WorkflowState]:
         """The instances that have not ended and whose field equals the key.
 
         Raises `LookupMismatch` when the field cannot hold the key.
         """
         where = f"{self._equals(field_name)} AND {self.table}.{self.quote('ended_at')} IS NULL"
-        return self._query(connection, where, field_name, key, lock)
+        return self._query(cursor, where, field_name, key, lock)
 
-    def any(self, connection: BaseDatabaseWrapper, field_name: str, key: Any) -> UUID | None:
+    def any(self, cursor: CursorWrapper, field_name: str, key: Any) -> UUID | None:
         """The id of an instance whose field equals the key, whether it has ended or not."""
-        found = self._query(connection, f"{self._equals(field_name)} LIMIT 1", field_name, key)
+        found = self._query(cursor, f"{self._equals(field_name)} LIMIT 1", field_name, key)
         return found[0].pk if found else None
 
     def _equals(self, field_name: str) -> str:
@@ -123,19 +124,18 @@ class StateTable:
 
     def _query(
         self,
-        connection: BaseDatabaseWrapper,
+        cursor: CursorWrapper,
         where: str,
         field_name: str,
         key: Any,
         lock: bool = False,
     ) -> list[WorkflowState]:
-        if lock and connection.features.has_select_for_update:
+        if lock and cursor.db.features.has_select_for_update:
             where += " FOR UPDATE"
         field: Any = self.model._meta.get_field(field_name)
-        value = field.get_db_prep_value(self.converted(field_name, key), connection, prepared=False)
-        with connection.cursor() as cursor:
-            cursor.execute(f"{self.select} WHERE {where}", [value])
-            return [self.columns.read(connection, row) for row in cursor.fetchall()]
+        value = field.get_db_prep_value(self.converted(field_name, key), cursor.db, prepared=False)
+        cursor.execute(f"{self.select} WHERE {where}", [value])
+        return [self.columns.read(cursor.db, row) for row in cursor.fetchall()]
 
     def converted(self, field_name: str, key: Any) -> Any:
         """The key as the field holds it.
@@ -195,7 +195,7 @@ class StateTable:
 
     # Writing
 
-    def insert(self, connection: BaseDatabaseWrapper, instance: WorkflowState) -> None:
+    def insert(self, cursor: CursorWrapper, instance: WorkflowState) -> None:
         """Insert the instance as version 1.
 
         Raises `DuplicateInstance` when another instance has a value that must be unique.
@@ -207,17 +207,16 @@ class StateTable:
             if field.attname not in _TIMED
             and not isinstance(value := field.pre_save(instance, True), DatabaseDefault)
         ]
-        places, params = self._places(connection, pairs)
-        now, now_params = _now(connection)
+        places, params = self._places(cursor.db, pairs)
+        now, now_params = _now(cursor.db)
         timed = ["started_at", "updated_at", *(() if instance.is_live else ("ended_at",))]
         columns = ", ".join(self.quote(name) for name in (*(f.column for f, _v in pairs), *timed))
         places += [now] * len(timed)
         params += now_params * len(timed)
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    f"INSERT INTO {self.table} ({columns}) VALUES ({', '.join(places)})", params
-                )
+            cursor.execute(
+                f"INSERT INTO {self.table} ({columns}) VALUES ({', '.join(places)})", params
+            )
         except IntegrityError as error:
             if is_unique_violation(error):
                 raise DuplicateInstance(str(error)) from error
@@ -225,7 +224,7 @@ class StateTable:
 
     def update(
         self,
-        connection: BaseDatabaseWrapper,
+        cursor: CursorWrapper,
         instance: WorkflowState,
         changed: Sequence[Field[Any, Any]],
     ) -> None:
@@ -235,13 +234,13 @@ class StateTable:
         """
         fields: list[Any] = list(dict.fromkeys((*changed, *self._resaved(instance))))
         places, params = self._places(
-            connection, [(f, getattr(instance, f.attname)) for f in fields]
+            cursor.db, [(f, getattr(instance, f.attname)) for f in fields]
         )
         sets = [
             f"{self.quote(field.column)} = {place}"
             for field, place in zip(fields, places, strict=True)
         ]
-        now, now_params = _now(connection)
+        now, now_params = _now(cursor.db)
         sets += [
             '"version" = "version" + 1',
             f'"updated_at" = {now}',
@@ -250,17 +249,16 @@ class StateTable:
         ]
         params += [*now_params, str(instance.lifecycle)]
         params += () if instance.lifecycle in LIVE else now_params
-        params += [self.id_field.get_db_prep_value(instance.pk, connection), instance.version]
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f'UPDATE {self.table} SET {", ".join(sets)} WHERE "id" = %s AND "version" = %s',
-                params,
+        params += [self.id_field.get_db_prep_value(instance.pk, cursor.db), instance.version]
+        cursor.execute(
+            f'UPDATE {self.table} SET {", ".join(sets)} WHERE "id" = %s AND "version" = %s',
+            params,
+        )
+        if cursor.rowcount != 1:
+            raise StaleState(
+                f"{self.model._meta.label} {instance.pk} was saved by another writer since "
+                f"version {instance.version} was read."
             )
-            if cursor.rowcount != 1:
-                raise StaleState(
-                    f"{self.model._meta.label} {instance.pk} was saved by another writer since "
-                    f"version {instance.version} was read."
-                )
         instance.version += 1
 
     def _resaved(self, instance: WorkflowState) -> list[Field[Any, Any]]:

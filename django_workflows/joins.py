@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid5
 
+from django.db.backends.utils import CursorWrapper
 from django.db.models import Count
 
 from django_workflows import outbox
@@ -21,7 +22,11 @@ from django_workflows.outbox import Origin, Terms
 
 
 def complete(
-    definition: WorkflowDefinition, step: Step, instance: WorkflowState, origin: Origin
+    cursor: CursorWrapper,
+    definition: WorkflowDefinition,
+    step: Step,
+    instance: WorkflowState,
+    origin: Origin,
 ) -> None:
     """Send the notice that starts the step, if all that it waits for has arrived."""
     join: Join = step.join  # type: ignore[assignment]
@@ -30,7 +35,7 @@ def complete(
     notice = JoinComplete(step=step.name)
     terms = Terms(message_id=uuid5(instance.pk, f"join:{step.name}"))
     _id, delivery = outbox.prepare_reply(notice, origin, terms, definition, instance.pk)
-    outbox.write([delivery])
+    outbox.write(cursor, [delivery])
 
 
 def has_completed(definition: WorkflowDefinition, step: Step, instance: WorkflowState) -> bool:

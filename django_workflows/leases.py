@@ -53,4 +53,5 @@ def extend() -> None:
                 )
         tokens = {delivery_id: lease.claims for delivery_id, lease in _held.items()}
     if tokens:
-        statements.extend(outbox.database(), tokens, settings.LEASE)
+        with outbox.database().cursor() as cursor:
+            statements.extend(cursor, tokens, settings.LEASE)

@@ -7,17 +7,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID, uuid5
 
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 from uuid_utils.compat import uuid7
 
-from django_workflows import conf, registry, statements
+from django_workflows import clock, conf, registry, statements
 from django_workflows.declarations import Recipient, WorkflowDefinition
 from django_workflows.errors import MessageError, NoHandler, NotSerialisable, WrongVerb
 from django_workflows.messages import Command, Event, Message, to_json
@@ -89,6 +90,17 @@ class Terms:
                 f"at={self.at!r} is not an aware datetime. Use django.utils.timezone.now() and "
                 f"timezone.make_aware()."
             )
+        if at or self.delay:
+            self._require_a_day(at)
+
+    def _require_a_day(self, at: datetime | None) -> None:
+        try:
+            (at or clock.local() + (self.delay or timedelta(0))).astimezone(UTC)
+        except OverflowError as error:
+            raise MessageError(
+                f"{f'at={at!r}' if at else f'delay={self.delay!r}'} is beyond the calendar, which "
+                f"has the years 1 to 9999. Give a time within it."
+            ) from error
 
     @property
     def names_a_message(self) -> bool:
@@ -113,7 +125,8 @@ def send_in_transaction(messages: Sequence[Message], origin: Origin, terms: Term
     They leave if, and only if, that transaction commits.
     """
     ids, deliveries = prepare(messages, origin, terms)
-    write(deliveries)
+    with database().cursor() as cursor:
+        write(cursor, deliveries)
     return ids
 
 
@@ -169,11 +182,11 @@ def copy_for(delivery: Delivery, instance_id: UUID) -> NewDelivery:
     )
 
 
-def write(deliveries: Sequence[NewDelivery]) -> None:
+def write(cursor: CursorWrapper, deliveries: Sequence[NewDelivery]) -> None:
     """Insert the deliveries in the transaction of this thread and hand them over on its commit."""
     if not deliveries:
         return
-    statements.insert(database(), deliveries, second_look=second_look())
+    statements.insert(cursor, deliveries, second_look=second_look())
     by_queue: dict[str, list[UUID]] = defaultdict(list)
     for delivery in deliveries:
         if delivery.is_due_now:

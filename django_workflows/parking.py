@@ -15,6 +15,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from django.db.backends.utils import CursorWrapper
+
 from django_workflows import clock, outbox
 from django_workflows.declarations import WorkflowDefinition, wait
 from django_workflows.models import Delivery, Status, WorkflowState
@@ -30,14 +32,12 @@ def key_for(definition: WorkflowDefinition, field_name: str, value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def lock(keys: Iterable[str]) -> None:
+def lock(cursor: CursorWrapper, keys: Iterable[str]) -> None:
     """Be the only one, until the end of this transaction, to park under or create these keys."""
-    connection = outbox.database()
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            for key in sorted(keys):  # the same order for all, so that nobody deadlocks
-                number = int.from_bytes(bytes.fromhex(key[:16]), signed=True)
-                cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number])
+    if cursor.db.vendor == "postgresql":
+        for key in sorted(keys):  # the same order for all, so that nobody deadlocks
+            number = int.from_bytes(bytes.fromhex(key[:16]), signed=True)
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number])
 
 
 def park(delivery: Delivery, key: str, how_long: wait) -> bool:

@@ -28,9 +28,10 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
     nothing declares any more are taken instead.
     """
     settings = conf.current()
-    with transaction.atomic(using=outbox.database().alias):
+    connection = outbox.database()
+    with transaction.atomic(connection.alias), connection.cursor() as cursor:
         taken = statements.take_due(
-            outbox.database(),
+            cursor,
             queue=queue,
             limit=limit,
             lease=settings.LEASE,
@@ -43,7 +44,7 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
         )
         failed = Delivery.objects.in_bulk([r.id for r in taken if r.status == Status.FAILED])
         for delivery in failed.values():
-            telling.tell_sender(delivery, delivery.error)
+            telling.tell_sender(cursor, delivery, delivery.error)
     for delivery in failed.values():
         announce_failure(delivery)
     return [row for row in taken if row.is_due]
@@ -52,7 +53,8 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
 def give_back(ids: Sequence[UUID]) -> None:
     """Let other consumers have rows that were taken and not run."""
     if ids:
-        statements.make_due_now(outbox.database(), ids)
+        with outbox.database().cursor() as cursor:
+            statements.make_due_now(cursor, ids)
 
 
 def announce_failure(delivery: Delivery) -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.db import transaction
+from django.db.backends.utils import CursorWrapper
 
 from django_workflows import outbox, parking, recovery, registry
 from django_workflows.context import Effects, HandlerContext, entered
 from django_workflows.declarations import Handler, Recipient, WorkflowDefinition
 from django_workflows.endings import Handled, Ignored, Parked
 from django_workflows.errors import LeaseLost, UnknownName
-from django_workflows.finding import Target, find
+from django_workflows.finding import Run, Target, find
 from django_workflows.finishing import finish, origin_of, require_commit
 from django_workflows.instances import StateTable
 from django_workflows.messages import Message, from_json
 from django_workflows.models import Delivery, Status, WorkflowState
-from django_workflows.notices import JoinComplete
-from django_workflows.steps import arrive, run_step
+from django_workflows.steps import run_target
 
 
 def run_once(delivery: Delivery, conflicts: int, *, contested: bool) -> Handled | Ignored | Parked:
@@ -29,14 +28,17 @@ def run_once(delivery: Delivery, conflicts: int, *, contested: bool) -> Handled 
     """
     recipient, message = read(delivery)
     if isinstance(recipient, WorkflowDefinition):
-        with one_transaction():
-            return run_workflow(delivery, recipient, message, conflicts, contested=contested)
+        with one_transaction() as cursor:
+            table = StateTable.of(cursor.db, recipient.state)
+            return run_workflow(
+                Run(cursor, delivery, recipient, message, table, conflicts, contested)
+            )
     if recipient.atomic:
-        with one_transaction():
+        with one_transaction() as cursor:
             effects = call_handler(delivery, recipient, message)
-            return finish_handler(delivery, effects, conflicts)
+            return finish_handler(cursor, delivery, effects, conflicts)
     effects = call_handler(delivery, recipient, message)
-    return stored_in_the_end(partial(finish_handler, delivery, effects))
+    return stored_in_the_end(delivery, effects)
 
 
 def read(delivery: Delivery) -> tuple[Recipient, Message]:
@@ -56,9 +58,12 @@ def read(delivery: Delivery) -> tuple[Recipient, Message]:
     return recipient, from_json(message_class, delivery.body)
 
 
-def one_transaction() -> Any:
-    """The transaction of one run; what it does is on disk when it ends."""
-    return transaction.atomic(using=outbox.database().alias, durable=True)
+@contextmanager
+def one_transaction() -> Iterator[CursorWrapper]:
+    """The transaction of one run, on disk when it ends, and a cursor for what the engine does."""
+    connection = outbox.database()
+    with transaction.atomic(connection.alias, durable=True), connection.cursor() as cursor:
+        yield cursor
 
 
 # A plain handler
@@ -66,26 +71,27 @@ def one_transaction() -> Any:
 
 def call_handler(delivery: Delivery, handler: Handler, message: Message) -> Effects:
     effects = Effects()
-    origin = origin_of(delivery, handler.name)
-    context = HandlerContext(delivery, origin, effects)
+    context = HandlerContext(delivery, origin_of(delivery, handler.name), effects)
     with entered(context):
         handler.function(message, context)
     return effects
 
 
-def finish_handler(delivery: Delivery, effects: Effects, conflicts: int) -> Handled:
-    require_commit()
-    outbox.write(effects.outgoing)
-    finish(delivery, status=Status.HANDLED, conflicts=conflicts)
+def finish_handler(
+    cursor: CursorWrapper, delivery: Delivery, effects: Effects, conflicts: int
+) -> Handled:
+    require_commit(cursor)
+    outbox.write(cursor, effects.outgoing)
+    finish(cursor, delivery, status=Status.HANDLED, conflicts=conflicts)
     return Handled()
 
 
-def stored_in_the_end(store: Callable[[int], Handled]) -> Handled:
+def stored_in_the_end(delivery: Delivery, effects: Effects) -> Handled:
     """Commit what a handler without a transaction has sent; a conflict does not run it again."""
     for conflicts in range(recovery.TRIES_IN_PLACE):
         try:
-            with one_transaction():
-                return store(conflicts)
+            with one_transaction() as cursor:
+                return finish_handler(cursor, delivery, effects, conflicts)
         except Exception as error:
             if not recovery.is_conflict(error) or conflicts + 1 == recovery.TRIES_IN_PLACE:
                 raise
@@ -96,40 +102,37 @@ def stored_in_the_end(store: Callable[[int], Handled]) -> Handled:
 # A workflow
 
 
-def run_workflow(
-    delivery: Delivery,
-    definition: WorkflowDefinition,
-    message: Message,
-    conflicts: int,
-    *,
-    contested: bool,
-) -> Handled | Ignored | Parked:
-    table = StateTable.of(outbox.database(), definition.state)
-    match find(table, definition, message, delivery, contested=contested):
-        case Target(step, instance) if step.join and not isinstance(message, JoinComplete):
-            return arrive(delivery, definition, step, instance, conflicts)
+def run_workflow(run: Run) -> Handled | Ignored | Parked:
+    match find(run):
         case Target() as target:
-            return run_step(delivery, definition, message, table, target, conflicts)
+            return run_target(run, target)
         case Ignored() as ignored:
             finish(
-                delivery,
+                run.cursor,
+                run.delivery,
                 status=Status.IGNORED,
                 reason=ignored.reason,
                 instance_id=ignored.instance_id,
-                conflicts=conflicts,
+                conflicts=run.conflicts,
             )
             return ignored
         case Parked() as parked:
-            if not parking.park(delivery, parked.key, parked.how_long):
-                raise LeaseLost(f"Delivery {delivery.id} was given to another worker.")
+            if not parking.park(run.delivery, parked.key, parked.how_long):
+                raise LeaseLost(f"Delivery {run.delivery.id} was given to another worker.")
             return parked
         case several:
-            return deliver_to_each(delivery, several, conflicts)
+            return deliver_to_each(run, several)
 
 
-def deliver_to_each(delivery: Delivery, instances: list[WorkflowState], conflicts: int) -> Handled:
+def deliver_to_each(run: Run, instances: list[WorkflowState]) -> Handled:
     """One copy of the delivery for each of several matching instances."""
-    outbox.write([outbox.copy_for(delivery, instance.pk) for instance in instances])
+    outbox.write(run.cursor, [outbox.copy_for(run.delivery, found.pk) for found in instances])
     reason = f"Delivered to each of {len(instances)} instances."
-    finish(delivery, status=Status.HANDLED, reason=reason, conflicts=conflicts)
+    finish(
+        run.cursor,
+        run.delivery,
+        status=Status.HANDLED,
+        reason=reason,
+        conflicts=run.conflicts,
+    )
     return Handled(reason=reason)

@@ -7,7 +7,6 @@ that try the same, one does it and the other is told so.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.db.models import Model
 from uuid_utils.compat import uuid7
 
@@ -70,7 +70,7 @@ class Taken(NamedTuple):
 
 
 def insert(
-    connection: BaseDatabaseWrapper, deliveries: Sequence[NewDelivery], *, second_look: timedelta
+    cursor: CursorWrapper, deliveries: Sequence[NewDelivery], *, second_look: timedelta
 ) -> None:
     """Insert pending rows in the caller's transaction; one that is there already is left alone.
 
@@ -80,42 +80,41 @@ def insert(
         batch = deliveries[start : start + _ROWS_PER_INSERT]
         values, params = [], []
         for delivery in batch:
-            times, time_params = _times(connection, delivery, second_look)
+            times, time_params = _times(cursor.db, delivery, second_look)
             values.append(f"({_INSERT_VALUES}, {times})")
-            params += [_adapt(connection, getattr(delivery, name)) for name in _INSERT_NAMES]
+            params += [_adapt(cursor.db, getattr(delivery, name)) for name in _INSERT_NAMES]
             params += time_params
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}) VALUES {', '.join(values)} "
-                f"ON CONFLICT (message_id, handler, part) DO NOTHING",
-                params,
-            )
+        cursor.execute(
+            f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}) VALUES {', '.join(values)} "
+            f"ON CONFLICT (message_id, handler, part) DO NOTHING",
+            params,
+        )
 
 
-def claim(connection: BaseDatabaseWrapper, ids: Sequence[UUID], lease: timedelta) -> list[Delivery]:
+def claim(cursor: CursorWrapper, ids: Sequence[UUID], lease: timedelta) -> list[Delivery]:
     """Take pending, due deliveries for this worker; those that another has are not returned.
 
     Testing `due_at` keeps a late duplicate from running the next attempt before its backoff
     is over. On Postgres the commit does not wait for the disk: a claim lost in a crash of the
     server is a claim that nobody acted on.
     """
-    columns = _claimed_columns(connection)
+    columns = _claimed_columns(cursor.db)
     unwaited = ""
-    if connection.vendor == "postgresql":
+    if cursor.db.vendor == "postgresql":
         unwaited = ", set_config('synchronous_commit', 'off', true)"
     rows = _fetch(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET status = 'running', claims = claims + 1, started_at = {{now}}, "
         f"relay_at = {{now+lease}} "
         f"WHERE id {{in:ids}} AND status = 'pending' AND due_at <= {{now}} "
         f"RETURNING {columns.sql}{unwaited}",
         {"ids": list(ids), "lease": lease},
     )
-    return [columns.read(connection, row) for row in rows]
+    return [columns.read(cursor.db, row) for row in rows]
 
 
 def finish(
-    connection: BaseDatabaseWrapper,
+    cursor: CursorWrapper,
     delivery: Delivery,
     *,
     status: str,
@@ -128,7 +127,7 @@ def finish(
 ) -> bool:
     """End a running delivery in the transaction of its effects. False: it is no longer ours."""
     return _changed_one(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET status = %(status)s, reason = %(reason)s, step = %(step)s, "
         f"instance_id = %(instance_id)s, version = %(version)s, changes = %(changes)s, "
         f"conflicts = conflicts + %(conflicts)s, ended_at = {{now}}, relay_at = NULL, "
@@ -149,7 +148,7 @@ def finish(
 
 
 def release(
-    connection: BaseDatabaseWrapper,
+    cursor: CursorWrapper,
     delivery: Delivery,
     *,
     after: timedelta,
@@ -158,7 +157,7 @@ def release(
 ) -> bool:
     """Give a running delivery back, with no attempt used up: the message was not at fault."""
     return _changed_one(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET status = 'pending', reason = %(reason)s, due_at = {{now+after}}, "
         f"relay_at = {{now+after}}, conflicts = conflicts + %(conflicts)s, "
         f"held_up_since = COALESCE(held_up_since, {{now}}) "
@@ -174,7 +173,7 @@ def release(
 
 
 def record_failure(
-    connection: BaseDatabaseWrapper,
+    cursor: CursorWrapper,
     delivery: Delivery,
     *,
     retry_after: timedelta | None,
@@ -188,14 +187,14 @@ def record_failure(
     `failure` is the JSON object that is added to the row's `failures`.
     """
     append = "failures || %(failure)s::jsonb"
-    if connection.vendor != "postgresql":
+    if cursor.db.vendor != "postgresql":
         append = "json_insert(failures, '$[#]', json(%(failure)s))"
     if retry_after is None:
         ending = "status = 'failed', relay_at = NULL, ended_at = {now}"
     else:
         ending = "status = 'pending', due_at = {now+after}, relay_at = {now+after}"
     return _changed_one(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET {ending}, attempts = attempts + 1, failures = {append}, "
         f"error = %(error)s, traceback = %(traceback)s, reason = %(error)s, "
         f"conflicts = conflicts + %(conflicts)s, held_up_since = NULL "
@@ -213,7 +212,7 @@ def record_failure(
 
 
 def cancel(
-    connection: BaseDatabaseWrapper,
+    cursor: CursorWrapper,
     *,
     workflows: Sequence[str],
     instance_id: UUID,
@@ -233,7 +232,7 @@ def cancel(
     named = "" if names is None else "AND message_name {in:names} "
     noted = "OR (sender_instance_id = %(instance_id)s AND status = 'noted') " if with_notes else ""
     _fetch(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET status = 'cancelled', reason = %(reason)s, relay_at = NULL, "
         f"ended_at = {{now}} WHERE (instance_id = %(instance_id)s AND handler {{in:workflows}} "
         f"AND sender_instance_id = %(instance_id)s AND sender {{in:workflows}} "
@@ -252,9 +251,7 @@ def cancel(
 # The safety net
 
 
-def extend(
-    connection: BaseDatabaseWrapper, held: Mapping[UUID, int], lease: timedelta
-) -> set[UUID]:
+def extend(cursor: CursorWrapper, held: Mapping[UUID, int], lease: timedelta) -> set[UUID]:
     """Extend the leases of these deliveries, by id and fencing token; the ids still held."""
     pairs = {
         f"{part}_{i}": v
@@ -263,7 +260,7 @@ def extend(
     }
     places = ", ".join(f"(%(i_{i})s, %(c_{i})s)" for i in range(len(held)))
     rows = _fetch(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET relay_at = {{now+lease}} "
         f"WHERE status = 'running' AND (id, claims) IN ({places}) RETURNING id",
         {**pairs, "lease": lease},
@@ -272,7 +269,7 @@ def extend(
 
 
 def take_due(
-    connection: BaseDatabaseWrapper,
+    cursor: CursorWrapper,
     *,
     queue: str,
     limit: int,
@@ -292,18 +289,24 @@ def take_due(
     guilty of a dead process do not meet for ever; or failed, once it lost `losses` workers.
     With `orphans_of`, the rows on none of these queues are taken instead.
     """
-    is_postgres = connection.vendor == "postgresql"
+    is_postgres = cursor.db.vendor == "postgresql"
     on_queue = "queue = %(queue)s" if orphans_of is None else "NOT (queue {in:queues})"
     second_look = "{now+lease}"
     if is_postgres and grows:
         second_look = "{now} + GREATEST(%(lease)s, LEAST({now} - due_at, %(longest)s))"
-    retry_at = "{now+retry}"
+    # Of random size, and the same in both columns: it comes from the row and its losses.
     if is_postgres:
         retry_at = (
             "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE "
             "%(backoff)s * "
             "(power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 "
             "END)"
+        )
+    else:
+        retry_at = (
+            "CASE losses WHEN 0 THEN {now} ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', {now}, "
+            "printf('%%+.3f seconds', MIN(%(backoff_max_s)s, %(backoff_s)s * "
+            "power(%(factor)s, losses - 1) * ((rowid * 567 + losses * 315) & 1023) / 512))) END"
         )
     lock = "FOR UPDATE SKIP LOCKED" if is_postgres else ""
     due = (
@@ -312,12 +315,12 @@ def take_due(
     )
     # An array, since a plan that hashes IN (SELECT ...) may update far more than the limit.
     these = f"= ANY(ARRAY({due}))" if is_postgres else f"IN ({due})"
-    if not is_postgres and not _is_any_due(connection, on_queue, queue, orphans_of):
+    if not is_postgres and not _is_any_due(cursor, on_queue, queue, orphans_of):
         return []  # an UPDATE would take the one write lock to find that out
     lost, last = "status = 'running'", "losses + 1 >= %(losses)s"
     died = "'Its worker died ' || (losses + 1) || ' times.'"
     rows = _fetch(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET "
         f"status = CASE WHEN {lost} AND {last} THEN 'failed' ELSE 'pending' END, "
         f"due_at = CASE WHEN {lost} THEN {retry_at} ELSE due_at END, "
@@ -340,24 +343,25 @@ def take_due(
             "backoff": backoff,
             "factor": backoff_factor,
             "backoff_max": backoff_max,
-            "retry": min(backoff_max, backoff * (2 * random.random())),  # noqa: S311
+            "backoff_s": backoff.total_seconds(),
+            "backoff_max_s": backoff_max.total_seconds(),
         },
     )
     return [Taken(_uuid(row[0]), row[1], row[2], bool(row[3])) for row in rows]
 
 
 def _is_any_due(
-    connection: BaseDatabaseWrapper, on_queue: str, queue: str, queues: Sequence[str] | None
+    cursor: CursorWrapper, on_queue: str, queue: str, queues: Sequence[str] | None
 ) -> bool:
     params = {"queue": queue, "queues": list(queues or ())}
     sql = f"SELECT 1 FROM {TABLE} WHERE {on_queue} AND relay_at <= {{now}} LIMIT 1"
-    return bool(_fetch(connection, sql, params))
+    return bool(_fetch(cursor, sql, params))
 
 
-def make_due_now(connection: BaseDatabaseWrapper, ids: Sequence[UUID]) -> None:
+def make_due_now(cursor: CursorWrapper, ids: Sequence[UUID]) -> None:
     """Let another consumer take these pending rows at once."""
     _fetch(
-        connection,
+        cursor,
         f"UPDATE {TABLE} SET relay_at = {{now}} WHERE id {{in:ids}} AND status = 'pending' "
         f"RETURNING id",
         {"ids": list(ids)},
@@ -377,7 +381,7 @@ class Columns:
         fields: list[Any] = [f for f in model._meta.concrete_fields if f.name in names]
         columns = [f.get_col(model._meta.db_table) for f in fields]
         self.model = model
-        self.names = [f.attname for f in fields]
+        self.names = dict.fromkeys(f.attname for f in fields)  # in order, and quick to look up in
         self.sql = ", ".join(connection.ops.quote_name(f.column) for f in fields)
         self.converters = [
             (place, converter, column)
@@ -436,22 +440,16 @@ def _claimed_columns(connection: BaseDatabaseWrapper) -> Columns:
 # Dialects
 
 
-def _fetch(
-    connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]
-) -> list[tuple[Any, ...]]:
+def _fetch(cursor: CursorWrapper, template: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement that returns rows, and fetch them all (SQLite wants that)."""
-    sql, params = _in_dialect(connection, template, params)
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    cursor.execute(*_in_dialect(cursor.db, template, params))
+    rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
 
 
-def _changed_one(connection: BaseDatabaseWrapper, template: str, params: dict[str, Any]) -> bool:
-    sql, params = _in_dialect(connection, template, params)
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-        return bool(cursor.rowcount == 1)
+def _changed_one(cursor: CursorWrapper, template: str, params: dict[str, Any]) -> bool:
+    cursor.execute(*_in_dialect(cursor.db, template, params))
+    return bool(cursor.rowcount == 1)
 
 
 _TOKEN = re.compile(r"\{(now|in)(?:[+:](\w+))?\}")

@@ -6,101 +6,93 @@ from typing import Any
 
 from django_workflows import compensation, joins, outbox, parking, statements, telling
 from django_workflows.context import Context, Effects, entered
-from django_workflows.declarations import Step, WorkflowDefinition
 from django_workflows.endings import Handled, Ignored
-from django_workflows.finding import Target
+from django_workflows.finding import Run, Target
 from django_workflows.finishing import finish, origin_of, require_commit
-from django_workflows.instances import StateTable, difference
-from django_workflows.messages import Message, from_json
-from django_workflows.models import Delivery, Lifecycle, Status, WorkflowState
+from django_workflows.instances import difference
+from django_workflows.messages import from_json
+from django_workflows.models import Lifecycle, Status, WorkflowState
 from django_workflows.notices import CommandFailed, JoinComplete
 from django_workflows.outbox import Origin
 
 
-def arrive(
-    delivery: Delivery,
-    definition: WorkflowDefinition,
-    step: Step,
-    instance: WorkflowState,
-    conflicts: int,
-) -> Handled | Ignored:
+def run_target(run: Run, target: Target) -> Handled | Ignored:
+    """Run the step, or record that one of the messages that it waits for has arrived."""
+    if target.step.join and not isinstance(run.message, JoinComplete):
+        return arrive(run, target)
+    return run_step(run, target)
+
+
+def arrive(run: Run, target: Target) -> Handled | Ignored:
     """Record that a message of a join is there; the version of the instance stays."""
-    facts: dict[str, Any] = {"instance_id": instance.pk, "conflicts": conflicts}
-    if joins.has_completed(definition, step, instance):
-        reason = f"The join {step.name} of {definition.name} {instance.pk} is complete."
-        finish(delivery, status=Status.IGNORED, reason=reason, **facts)
+    step, instance = target.step, target.instance
+    facts: dict[str, Any] = {"instance_id": instance.pk, "conflicts": run.conflicts}
+    if joins.has_completed(run.definition, step, instance):
+        reason = f"The join {step.name} of {run.definition.name} {instance.pk} is complete."
+        finish(run.cursor, run.delivery, status=Status.IGNORED, reason=reason, **facts)
         return Ignored(reason, instance.pk)
-    finish(delivery, status=Status.HANDLED, step=step.name, **facts)
-    joins.complete(definition, step, instance, origin_of(delivery, definition.name, step.name))
+    finish(run.cursor, run.delivery, status=Status.HANDLED, step=step.name, **facts)
+    origin = origin_of(run.delivery, run.definition.name, step.name)
+    joins.complete(run.cursor, run.definition, step, instance, origin)
     return Handled()
 
 
-def run_step(
-    delivery: Delivery,
-    definition: WorkflowDefinition,
-    message: Message,
-    table: StateTable,
-    target: Target,
-    conflicts: int,
-) -> Handled:
-    """Call the step, then write in this order: state, cancelled, sent, the mark of the end."""
+def run_step(run: Run, target: Target) -> Handled:
+    """Call the step, then write: state, cancelled, sent, what else follows, the mark of the end."""
+    step, instance, definition = target.step, target.instance, run.definition
     effects = Effects()
-    step, instance = target.step, target.instance
-    origin = origin_of(delivery, definition.name, step.name)
-    context: Context = definition.context_class(delivery, origin, effects, instance, definition)
+    origin = origin_of(run.delivery, definition.name, step.name)
+    context: Context = definition.context_class(run.delivery, origin, effects, instance, definition)
     with entered(context):
-        definition.run(step, arguments_of(definition, step, message, instance), context)
-    require_commit()
-    changed = save(definition, table, target, effects)
+        definition.run(step, arguments_of(run, target), context)
+    require_commit(run.cursor)
+    changed: list[Any] = []
     if not effects.discarded:
-        cancel(delivery, definition, instance, effects)
-    outbox.write(effects.outgoing)
+        changed = save(run, target, effects)
+        cancel(run, instance, effects)
+    outbox.write(run.cursor, effects.outgoing)
     if not effects.discarded:
-        see_to_others(definition, target, effects, changed, origin)
+        see_to_others(run, target, effects, changed, origin)
     exists = not (step.starts and effects.discarded)
     finish(
-        delivery,
+        run.cursor,
+        run.delivery,
         status=Status.HANDLED,
         reason="The step discarded its changes." if effects.discarded else "",
         instance_id=instance.pk if exists else None,
         step=step.name,
         version=instance.version if exists else None,
         changes=difference(instance, target.before, changed),
-        conflicts=conflicts,
+        conflicts=run.conflicts,
     )
     return Handled(instance if exists else None, started=step.starts and exists)
 
 
-def arguments_of(
-    definition: WorkflowDefinition, step: Step, message: Message, instance: WorkflowState
-) -> tuple[Any, ...]:
+def arguments_of(run: Run, target: Target) -> tuple[Any, ...]:
     """What the step is called with: the message, or what the notice is about."""
-    if isinstance(message, CommandFailed):
-        return from_json(step.about, message.body), message
-    if isinstance(message, JoinComplete):
-        return (joins.arrived(definition, step, instance),)
-    return (message,)
+    match run.message:
+        case CommandFailed() as failure:
+            return from_json(target.step.about, failure.body), failure
+        case JoinComplete():
+            return (joins.arrived(run.definition, target.step, target.instance),)
+    return (run.message,)
 
 
-def save(
-    definition: WorkflowDefinition, table: StateTable, target: Target, effects: Effects
-) -> list[Any]:
+def save(run: Run, target: Target, effects: Effects) -> list[Any]:
     """Write the instance if the step changed it or did anything; the fields that it changed."""
-    if effects.discarded:
-        return []
-    connection, instance = outbox.database(), target.instance
+    table, instance, starts = run.table, target.instance, target.step.starts
     changed = table.changed(instance, target.before)
     if effects.ending:
         instance.lifecycle = effects.ending
     if effects.ending == Lifecycle.COMPENSATING and not has_notes(instance, effects):
         instance.lifecycle = Lifecycle.COMPENSATED
-    keys = parking.keys_of(definition, instance, None if target.step.starts else changed)
-    parking.lock(keys)
-    if target.step.starts:
-        table.insert(connection, instance)
+    keys = parking.keys_of(run.definition, instance, None if starts else changed)
+    parking.lock(run.cursor, keys)
+    if starts:
+        table.insert(run.cursor, instance)
     elif changed or effects.has_any:
         # The version moves on even if only something was sent: two copies cannot both commit.
-        table.update(connection, instance, changed)
+        table.update(run.cursor, instance, changed)
     parking.let_go(keys)
     return changed
 
@@ -109,39 +101,33 @@ def has_notes(instance: WorkflowState, effects: Effects) -> bool:
     return bool(effects.notes) or compensation.is_noted(instance)
 
 
+def cancel(run: Run, instance: WorkflowState, effects: Effects) -> None:
+    """Cancel what the instance has waiting for itself: of some names, or all at its end."""
+    if not effects.cancelled and not effects.ending:
+        return
+    if effects.ending:
+        effects.outgoing[:] = [new for new in effects.outgoing if new.instance_id != instance.pk]
+    statements.cancel(
+        run.cursor,
+        workflows=run.definition.names,
+        instance_id=instance.pk,
+        names=None if effects.ending else sorted(effects.cancelled),
+        kept=[run.delivery.id] if effects.ending else [run.delivery.id, *effects.sent],
+        reason=f"Cancelled by {run.definition.name}.",
+        with_notes=effects.ending == Lifecycle.COMPLETED,
+    )
+
+
 def see_to_others(
-    definition: WorkflowDefinition,
-    target: Target,
-    effects: Effects,
-    changed: list[Any],
-    origin: Origin,
+    run: Run, target: Target, effects: Effects, changed: list[Any], origin: Origin
 ) -> None:
     """What a step means for its notes, for joins, and for the instance that started this one."""
     instance = target.instance
     compensation.note(effects.notes, instance.version)
     if instance.lifecycle == Lifecycle.COMPENSATING and effects.ending:
         compensation.send_next(instance.pk)
-    for step in definition.joins.values():
+    for step in run.definition.joins.values():
         if step.join and step.join.may_complete(changed, starts=target.step.starts):
-            joins.complete(definition, step, instance, origin)
+            joins.complete(run.cursor, run.definition, step, instance, origin)
     if not instance.is_live:
-        telling.tell_starter(definition, instance, origin)
-
-
-def cancel(
-    delivery: Delivery, definition: WorkflowDefinition, instance: WorkflowState, effects: Effects
-) -> None:
-    """Cancel what the instance has waiting for itself: of some names, or all at its end."""
-    if not effects.cancelled and not effects.ending:
-        return
-    if effects.ending:
-        effects.outgoing[:] = [d for d in effects.outgoing if d.instance_id != instance.pk]
-    statements.cancel(
-        outbox.database(),
-        workflows=definition.names,
-        instance_id=instance.pk,
-        names=None if effects.ending else sorted(effects.cancelled),
-        kept=[delivery.id] if effects.ending else [delivery.id, *effects.sent],
-        reason=f"Cancelled by {definition.name}.",
-        with_notes=effects.ending == Lifecycle.COMPLETED,
-    )
+        telling.tell_starter(run.cursor, run.definition, instance, origin)

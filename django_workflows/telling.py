@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import cast
 from uuid import UUID, uuid5
 
+from django.db.backends.utils import CursorWrapper
+
 from django_workflows import compensation, outbox, registry
 from django_workflows.declarations import Notice, WorkflowDefinition
 from django_workflows.models import Delivery, Lifecycle, WorkflowState
@@ -12,7 +14,7 @@ from django_workflows.notices import CommandFailed, Outcome, WorkflowEnded
 from django_workflows.outbox import Origin, Terms
 
 
-def tell_sender(delivery: Delivery, error: str) -> None:
+def tell_sender(cursor: CursorWrapper, delivery: Delivery, error: str) -> None:
     """Tell the instance that sent it that a delivery has failed for good.
 
     In the transaction that makes it failed. An undo command stops the undoing instead.
@@ -39,10 +41,19 @@ def tell_sender(delivery: Delivery, error: str) -> None:
         sender=delivery.handler,
     )
     once = f"failed:{delivery.claims}"  # a replay that fails again is a failure of its own
-    _tell(delivery.sender, delivery.sender_instance_id, notice, origin, uuid5(delivery.id, once))
+    _tell(
+        cursor,
+        delivery.sender,
+        delivery.sender_instance_id,
+        notice,
+        origin,
+        uuid5(delivery.id, once),
+    )
 
 
-def tell_starter(definition: WorkflowDefinition, instance: WorkflowState, origin: Origin) -> None:
+def tell_starter(
+    cursor: CursorWrapper, definition: WorkflowDefinition, instance: WorkflowState, origin: Origin
+) -> None:
     """Tell the instance that started this one that it has ended, in the transaction of its end."""
     if instance.starter_id is None:
         return
@@ -52,6 +63,7 @@ def tell_starter(definition: WorkflowDefinition, instance: WorkflowState, origin
         outcome=cast("Outcome", Lifecycle(instance.lifecycle).value),
     )
     _tell(
+        cursor,
         instance.starter_workflow,
         instance.starter_id,
         notice,
@@ -60,10 +72,17 @@ def tell_starter(definition: WorkflowDefinition, instance: WorkflowState, origin
     )
 
 
-def _tell(workflow: str, instance_id: UUID, notice: Notice, origin: Origin, once: UUID) -> None:
+def _tell(
+    cursor: CursorWrapper,
+    workflow: str,
+    instance_id: UUID,
+    notice: Notice,
+    origin: Origin,
+    once: UUID,
+) -> None:
     """Send the notice, if the workflow has a step for it."""
     recipient = registry.current().recipient(workflow)
     if isinstance(recipient, WorkflowDefinition) and recipient.step_of(notice):
         terms = Terms(message_id=once)
         _id, delivery = outbox.prepare_reply(notice, origin, terms, recipient, instance_id)
-        outbox.write([delivery])
+        outbox.write(cursor, [delivery])

@@ -82,6 +82,7 @@ def _summary(batch: Batch, seconds: float) -> dict[str, Any]:
         .order_by()
     )
     completed, declined = ended.get("completed", 0), ended.get("declined", 0)
+    compensated = batch.instances.filter(lifecycle="compensated").count()
     deliveries = dict(
         batch.deliveries.values_list("status").annotate(Count("id")).order_by("status")
     )
@@ -90,7 +91,8 @@ def _summary(batch: Batch, seconds: float) -> dict[str, Any]:
         "orders": batch.size,
         "completed": completed,
         "declined": declined,
-        "unfinished": batch.size - completed - declined,
+        "compensated": compensated,
+        "unfinished": batch.size - completed - declined - compensated,
         "rows": {
             name: model.objects.filter(order_id__in=batch.orders.values("id")).count()
             for name, model in batch.variant.rows.items()

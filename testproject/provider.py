@@ -6,10 +6,11 @@ declines, PAYMENT_FLAKY_RATE the share of the attempts at which it raises instea
 0 is never, 1 is always.
 """
 
-import hashlib
 from uuid import UUID
 
 from django.conf import settings
+
+from testproject.chance import share
 
 
 class ProviderError(Exception):
@@ -18,13 +19,7 @@ class ProviderError(Exception):
 
 def charge(order_id: UUID, *, attempt: int) -> bool:
     """Whether the payment for this order was accepted. Raises `ProviderError`."""
-    if _share(order_id, f"attempt {attempt}") < settings.PAYMENT_FLAKY_RATE:
+    if share(order_id, f"attempt {attempt}") < settings.PAYMENT_FLAKY_RATE:
         raise ProviderError(f"No answer about order {order_id} at attempt {attempt}.")
-    is_declined = _share(order_id, "decline") < settings.PAYMENT_DECLINE_RATE
+    is_declined = share(order_id, "decline") < settings.PAYMENT_DECLINE_RATE
     return not is_declined
-
-
-def _share(order_id: UUID, purpose: str) -> float:
-    """A number in [0, 1) that is spread evenly over orders and purposes, the same every time."""
-    digest = hashlib.sha256(f"{order_id} {purpose}".encode()).digest()
-    return int.from_bytes(digest[:6]) / 2**48

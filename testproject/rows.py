@@ -1,6 +1,7 @@
 """The tables that both variants of the process have, each app its own set.
 
-Payment, pick, shipment and receipt are unique per order: work that is done twice raises.
+What is done for an order, and undone, is unique per order, and a parcel per batch: work that is
+done twice raises.
 """
 
 import uuid
@@ -43,3 +44,20 @@ class PaymentRow(RowPerOrder):
 
     class Meta:
         abstract = True
+
+
+class ParcelRow(models.Model):
+    batch_id = models.UUIDField()
+    number = models.PositiveIntegerField()
+    grams = models.PositiveIntegerField()
+
+    class Meta:
+        abstract = True
+        constraints = (
+            models.UniqueConstraint(
+                fields=["batch_id", "number"], name="%(app_label)s_one_parcel_of_a_number"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"Parcel {self.number} of batch {self.batch_id}"

@@ -5,10 +5,16 @@ BROKER_URL            db:// (the database delivers; the default), redis://... or
 PAYMENT_DECLINE_RATE  share of the orders whose payment is declined; default 0.05
 PAYMENT_FLAKY_RATE    share of the attempts at which the payment provider raises; default 0.05
 PAYMENT_OVERDUE_AFTER seconds after which an unpaid order is given up; default one day
+SHIPMENT_FAIL_RATE    share of the orders that cannot be shipped, and are undone; default 0
+CREDIT_CHECK_OVER     amount over which the credit of an order is checked; default 1000
+CREDIT_REFUSE_RATE    share of the checked orders that the credit agency refuses; default 0.05
+CREDIT_SILENT_RATE    share of the checked orders that it never answers about; default 0
+AGENCY_OVERDUE_AFTER  seconds after which its answer is no longer waited for; default one hour
 SECRET_KEY, DEBUG, LOG_LEVEL
 """
 
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import environ
@@ -82,7 +88,12 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="WARNING")},
 }
 
-# What the pretend payment provider does; see testproject/provider.py.
+# What the pretend provider, carrier and agency do; see the modules of these names.
 PAYMENT_DECLINE_RATE = env.float("PAYMENT_DECLINE_RATE", default=0.05)
 PAYMENT_FLAKY_RATE = env.float("PAYMENT_FLAKY_RATE", default=0.05)
 PAYMENT_OVERDUE_AFTER = timedelta(seconds=env.float("PAYMENT_OVERDUE_AFTER", default=86_400.0))
+SHIPMENT_FAIL_RATE = env.float("SHIPMENT_FAIL_RATE", default=0.0)
+CREDIT_CHECK_OVER = Decimal(env.str("CREDIT_CHECK_OVER", default="1000"))
+CREDIT_REFUSE_RATE = env.float("CREDIT_REFUSE_RATE", default=0.05)
+CREDIT_SILENT_RATE = env.float("CREDIT_SILENT_RATE", default=0.0)
+AGENCY_OVERDUE_AFTER = timedelta(seconds=env.float("AGENCY_OVERDUE_AFTER", default=3_600.0))

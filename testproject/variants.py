@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
-from testproject.orders import handlers, messages, models, placing
+from testproject.orders import handlers, messages, models, placing, workflows
 from testproject.orders_functions import handlers as f_handlers
 from testproject.orders_functions import messages as f_messages
 from testproject.orders_functions import models as f_models
 from testproject.orders_functions import placing as f_placing
+from testproject.orders_functions import workflows as f_workflows
 from testproject.rows import OrderRow
 
 
@@ -17,13 +19,17 @@ from testproject.rows import OrderRow
 class Variant:
     """One declaration. Its messages, models and handlers have the same names in both.
 
-    `state` is the workflow's state model and `order` the model of what is placed; `rows` are the
-    models that the command handlers write, by the name that a summary gives them.
+    `state` is the state model of the fulfilment and `order` the model of what is placed; `rows` are
+    the models that its command handlers write, by the name that a summary gives them.
     """
 
     style: str
     app_label: str
     place_order: Callable[..., OrderRow]
+    place_batch: Callable[..., UUID]
+    fulfilment: Any
+    credit_check: Any
+    batch: Any
     messages: ModuleType
     handlers: ModuleType
     models: ModuleType
@@ -39,6 +45,10 @@ CLASS = Variant(
     style="class",
     app_label="orders",
     place_order=placing.place_order,
+    place_batch=placing.place_batch,
+    fulfilment=workflows.Fulfilment,
+    credit_check=workflows.CreditCheck,
+    batch=workflows.Batch,
     messages=messages,
     handlers=handlers,
     models=models,
@@ -49,6 +59,8 @@ CLASS = Variant(
         "picks": models.Pick,
         "shipments": models.Shipment,
         "receipts": models.Receipt,
+        "refunds": models.Refund,
+        "restocks": models.Restock,
     },
 )
 
@@ -56,6 +68,10 @@ FUNCTIONS = Variant(
     style="functions",
     app_label="orders_functions",
     place_order=f_placing.place_order,
+    place_batch=f_placing.place_batch,
+    fulfilment=f_workflows.fulfilment,
+    credit_check=f_workflows.credit_check,
+    batch=f_workflows.batch,
     messages=f_messages,
     handlers=f_handlers,
     models=f_models,
@@ -66,6 +82,8 @@ FUNCTIONS = Variant(
         "picks": f_models.Pick,
         "shipments": f_models.Shipment,
         "receipts": f_models.Receipt,
+        "refunds": f_models.Refund,
+        "restocks": f_models.Restock,
     },
 )
 

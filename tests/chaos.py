@@ -38,7 +38,7 @@ from tests.processes import (
 )
 from tests.services import Postgres, postgres_server, rabbitmq_vhost, redis_server, wipe_broker
 
-KILL_EVERY = (2.0, 5.0)  # seconds
+KILL_AFTER = (1.0, 4.0)  # seconds of life
 ONCE_BETWEEN = (0.05, 0.8)  # of the work: the wipe, and the restart
 #: A worker that was killed is missed after three seconds instead of half a minute.
 SETTINGS = workflow_settings(LEASE=timedelta(seconds=3))
@@ -146,12 +146,14 @@ def wreck(
     """Kill, wipe and restart until the client has ended, which its own timeout sees to."""
     dice = random.Random(story.seed)
     wipe_at, restart_at = dice.uniform(*ONCE_BETWEEN), dice.uniform(*ONCE_BETWEEN)
-    next_kill = time.monotonic() + dice.uniform(*KILL_EVERY)
+    next_kill = time.monotonic() + dice.uniform(*KILL_AFTER)
     while client.poll() is None:
         time.sleep(0.1)
-        if time.monotonic() >= next_kill:
-            kill_a_worker(story, workers, dice)
-            next_kill = time.monotonic() + dice.uniform(*KILL_EVERY)
+        living = [pid for pid in workers.worker_pids if is_alive(pid)]
+        if living and time.monotonic() >= next_kill:
+            kill_one_of(living, story, dice)
+        if not living or time.monotonic() >= next_kill:
+            next_kill = time.monotonic() + dice.uniform(*KILL_AFTER)
         if story.wipes and story.restarts:
             continue
         share = share_done(story, postgres)
@@ -166,14 +168,12 @@ def wreck(
     story.note(f"place_orders ended with {client.returncode}")
 
 
-def kill_a_worker(story: Story, workers: Workers, dice: random.Random) -> None:
-    """kill -9 of one that lives; none may, while the supervisor starts them again."""
-    if living := [pid for pid in workers.worker_pids if is_alive(pid)]:
-        pid = dice.choice(living)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            story.kills += 1
-            story.note(f"killed worker {pid}, one of {len(living)}")
+def kill_one_of(living: list[int], story: Story, dice: random.Random) -> None:
+    pid = dice.choice(living)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        story.kills += 1
+        story.note(f"killed worker {pid}, one of {len(living)}")
 
 
 def share_done(story: Story, postgres: Postgres) -> float:

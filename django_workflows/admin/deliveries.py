@@ -28,7 +28,12 @@ from django_workflows.admin.display import (
     list_url,
     shown_time,
 )
-from django_workflows.admin.filters import CreatedFilter, HandlerFilter, MessageFilter
+from django_workflows.admin.filters import (
+    CreatedFilter,
+    HandlerFilter,
+    MessageFilter,
+    StatusFilter,
+)
 from django_workflows.admin.lists import ReadOnlyAdmin
 from django_workflows.models import Delivery, Status
 from django_workflows.replaying import replay
@@ -54,7 +59,12 @@ class DeliveryAdmin(ReadOnlyAdmin):
         "created",
         "due",
     )
-    list_filter: ClassVar[Any] = ("status", CreatedFilter, HandlerFilter, MessageFilter)
+    list_filter: ClassVar[Any] = (
+        ("status", StatusFilter),
+        CreatedFilter,
+        HandlerFilter,
+        MessageFilter,
+    )
     search_fields = ("id",)
     search_help_text = _(
         "The whole id of a delivery, a message, an instance, or a conversation (correlation id)"

@@ -14,10 +14,18 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_workflows import clock, registry
-from django_workflows.models import Status
+from django_workflows.models import UNENDED, Status
 
 #: Statuses whose rows an index finds, however many others there are.
 INDEXED = (Status.FAILED, Status.PENDING, Status.RUNNING)
+
+
+class StatusFilter(admin.ChoicesFieldListFilter):
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        if request.GET.get(self.lookup_kwarg) in UNENDED:
+            # True of all of them: it lets the index of what is due be used.
+            queryset = queryset.filter(relay_at__isnull=False)
+        return super().queryset(request, queryset)
 
 
 class HandlerFilter(admin.SimpleListFilter):

@@ -19,7 +19,7 @@ from django_workflows.checks.reports import Problems, did_you_mean, error
 def check_settings(**_kwargs: Any) -> list[CheckMessage]:
     found = [*no_time_zones(), *no_dramatiq(), *no_broker()]
     given = getattr(django_settings, "DJANGO_WORKFLOWS", {})
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         return [*found, not_a_dict(given)]
     found += unknown_keys(given)
     # Each can be judged only when what stands before it is right.

@@ -117,8 +117,8 @@ def check_lookup(workflow: WorkflowDefinition, step: Step) -> Problems:
         yield error(
             6,
             f"{where} has {keyword}={step.maps_to!r}, which is no field of {path(state)}.",
-            f"{did_you_mean(step.maps_to, [f.name for f in state._meta.concrete_fields])} Name a "
-            f"field of {state.__name__} with {keyword}=.",
+            f"{did_you_mean(step.maps_to, _own_fields(state))} Name a field of {state.__name__} "
+            f"with {keyword}=.",
             where,
         )
         return
@@ -169,6 +169,12 @@ def _field(state: type[WorkflowState], name: str) -> Any:
     except FieldDoesNotExist:
         return None
     return field if field.concrete and field.column else None
+
+
+def _own_fields(state: type[WorkflowState]) -> list[str]:
+    """The names of the fields that the user declared."""
+    base = {field.name for field in WorkflowState._meta.fields}
+    return [field.name for field in state._meta.concrete_fields if field.name not in base]
 
 
 def _is_unique(state: type[WorkflowState], field: Any) -> bool:

@@ -1,6 +1,15 @@
 from django.contrib import admin
 
-from testproject.orders.models import Order, Payment, Pick, Receipt, Shipment
+from testproject.orders.models import (
+    Order,
+    Parcel,
+    Payment,
+    Pick,
+    Receipt,
+    Refund,
+    Restock,
+    Shipment,
+)
 
 
 @admin.register(Order)
@@ -10,8 +19,15 @@ class OrderAdmin(admin.ModelAdmin):
     show_full_result_count = False
 
 
-@admin.register(Payment, Pick, Shipment, Receipt)
+@admin.register(Payment, Refund, Pick, Restock, Shipment, Receipt)
 class RowPerOrderAdmin(admin.ModelAdmin):
     list_display = ("order_id", "created_at")
     search_fields = ("=order_id",)
+    show_full_result_count = False
+
+
+@admin.register(Parcel)
+class ParcelAdmin(admin.ModelAdmin):
+    list_display = ("batch_id", "number", "grams")
+    search_fields = ("=batch_id",)
     show_full_result_count = False

@@ -5,7 +5,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from django_workflows import publish
-from testproject.orders.messages import OrderPlaced
+from testproject.orders.messages import BatchPlaced, OrderPlaced
 from testproject.orders.models import Order
 
 
@@ -28,3 +28,10 @@ def place_order(
             )
     except IntegrityError:
         return Order.objects.get(id=order_id)
+
+
+def place_batch(parcels: int, batch_id: UUID | None = None) -> UUID:
+    """Announce a batch of so many parcels; its id. The same `batch_id` again starts nothing."""
+    batch_id = batch_id or uuid.uuid4()
+    publish(BatchPlaced(batch_id=batch_id, parcels=parcels))
+    return batch_id

@@ -3,6 +3,8 @@ from uuid import UUID
 
 from django_workflows import Command, Event
 
+# The fulfilment of an order
+
 
 class OrderPlaced(Event):
     order_id: UUID
@@ -27,11 +29,24 @@ class PaymentOverdue(Command):
     """The timeout of the payment: the workflow sends it to itself, later."""
 
 
+class RefundPayment(Command):
+    """Undoes TakePayment."""
+
+    order_id: UUID
+    amount: Decimal
+
+
 class PickStock(Command):
     order_id: UUID
 
 
 class StockPicked(Event):
+    order_id: UUID
+
+
+class PutStockBack(Command):
+    """Undoes PickStock."""
+
     order_id: UUID
 
 
@@ -49,3 +64,49 @@ class SendReceipt(Command):
 
 class ReceiptSent(Event):
     order_id: UUID
+
+
+# The credit check of a large order
+
+
+class CheckCredit(Command):
+    order_id: UUID
+    amount: Decimal
+
+
+class AskAgency(Command):
+    order_id: UUID
+    amount: Decimal
+
+
+class AgencyAnswered(Event):
+    approved: bool
+
+
+class AgencyOverdue(Command):
+    """The timeout of the agency's answer."""
+
+
+class CreditChecked(Event):
+    """The reply to CheckCredit."""
+
+    approved: bool
+    reason: str = ""
+
+
+# An order of many parcels
+
+
+class BatchPlaced(Event):
+    batch_id: UUID
+    parcels: int
+
+
+class PackParcel(Command):
+    batch_id: UUID
+    parcel: int
+
+
+class ParcelPacked(Event):
+    parcel: int
+    grams: int

@@ -112,7 +112,7 @@ def _console(options: dict[str, Any]) -> Console:
 def _table(summary: dict[str, Any]) -> Table:
     table = Table("what", "figure", title=f"{summary['orders']} orders")
     table.columns[1].justify = "right"
-    for name in ("completed", "declined", "unfinished"):
+    for name in ("completed", "declined", "compensated", "unfinished"):
         table.add_row(name, f"{summary[name]:,}")
     table.add_section()
     for name, count in summary["rows"].items():
