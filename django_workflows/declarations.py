@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from django_workflows import conf
 from django_workflows.messages import Event, Message, name_in_app
@@ -158,6 +158,24 @@ class Step:
     def name(self) -> str:
         return self.function.__name__
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What its function is called with, besides the state and the context."""
+        if self.join:
+            return ("messages",)
+        return self.message.parameters if issubclass(self.message, Notice) else ("message",)
+
+    @property
+    def decorator(self) -> str:
+        """Its decorator as it is read in the code."""
+        named: tuple[Any, ...] = (self.message,)
+        verb = "started_by" if self.starts else "when"
+        if self.join:
+            verb, named = "when_all", self.join.messages
+        elif self.about is not None and issubclass(self.message, Notice):
+            verb, named = self.message.verb, (self.about,)
+        return f"@{verb}({', '.join(getattr(one, '__name__', str(one)) for one in named)})"
+
     def accepts(self, message: Message) -> bool:
         """Whether it is for this message; of a notice, also what the notice is about."""
         if type(message) is not self.message:
@@ -174,6 +192,10 @@ class Step:
 
 class Notice(Event):
     """An event that the engine itself sends, to one instance; the step's declaration says which."""
+
+    #: The decorator of the steps for it, and what they are called with.
+    verb: ClassVar[str]
+    parameters: ClassVar[tuple[str, ...]]
 
     def is_about(self, step: Step) -> bool:
         """Whether the step is declared for what has happened."""

@@ -13,6 +13,9 @@ Outcome = Literal["completed", "compensated", "cancelled"]
 class CommandFailed(Notice):
     """A command that the instance sent has failed for good: for `@on_failure(TheCommand)`."""
 
+    verb = "on_failure"
+    parameters = ("command", "failure")
+
     command: str
     body: str
     delivery_id: UUID
@@ -28,6 +31,9 @@ class CommandFailed(Notice):
 class WorkflowEnded(Notice):
     """An instance that this one started has ended; for a step `@when_completed(TheChild)`."""
 
+    verb = "when_completed"
+    parameters = ("ended",)
+
     workflow: str
     instance_id: UUID
     outcome: Outcome
@@ -39,6 +45,9 @@ class WorkflowEnded(Notice):
 
 class JoinComplete(Notice):
     """All that a step `@when_all(...)` waits for has arrived."""
+
+    verb = "when_all"
+    parameters = ("messages",)
 
     step: str
 

@@ -197,11 +197,13 @@ def record_failure(
         cursor,
         f"UPDATE {TABLE} SET {ending}, attempts = attempts + 1, failures = {append}, "
         f"error = %(error)s, traceback = %(traceback)s, reason = %(error)s, "
-        f"conflicts = conflicts + %(conflicts)s, held_up_since = NULL "
+        f"conflicts = conflicts + %(conflicts)s, held_up_since = NULL, "
+        f"instance_id = %(instance_id)s "
         f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
         {
             "id": delivery.id,
             "claims": delivery.claims,
+            "instance_id": delivery.instance_id,
             "after": retry_after,
             "failure": failure,
             "error": error,

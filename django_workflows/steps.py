@@ -18,6 +18,8 @@ from django_workflows.outbox import Origin
 
 def run_target(run: Run, target: Target) -> Handled | Ignored:
     """Run the step, or record that one of the messages that it waits for has arrived."""
+    if not target.step.starts:
+        run.delivery.instance_id = target.instance.pk  # stored with a failure, too
     if target.step.join and not isinstance(run.message, JoinComplete):
         return arrive(run, target)
     return run_step(run, target)

@@ -13,7 +13,6 @@ from django.core.checks import CheckMessage
 from django_workflows import registry
 from django_workflows.checks.reports import (
     Problems,
-    decorator,
     error,
     is_message,
     messages,
@@ -186,9 +185,10 @@ def _functions() -> Iterator[tuple[str, str, type[Message], Callable[..., Any], 
         label = f"@handles({getattr(handler.message, '__name__', handler.message)})"
         yield label, place(handler), handler.message, handler.function, ("message", "context")
     for workflow, step in steps():
-        arguments = ("self", "message") if workflow.is_class else ("message", "state", "context")
+        own = step.parameters
+        given = ("self", *own) if workflow.is_class else (*own, "state", "context")
         where = place_of_step(workflow, step)
-        yield decorator(step), where, step.message, step.function, arguments
+        yield step.decorator, where, step.message, step.function, given
 
 
 def _needs_more_than_a_call(function: Any) -> str:

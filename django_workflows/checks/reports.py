@@ -45,12 +45,6 @@ def place_of_step(workflow: WorkflowDefinition, step: Step) -> str:
     return path(step.function)
 
 
-def decorator(step: Step) -> str:
-    """The step's decorator as it is read in the code."""
-    verb = "started_by" if step.starts else "when"
-    return f"@{verb}({getattr(step.message, '__name__', step.message)})"
-
-
 def steps() -> Iterator[tuple[WorkflowDefinition, Step]]:
     """Every step of every workflow."""
     for workflow in registry.current().workflows:

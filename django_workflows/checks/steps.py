@@ -18,7 +18,6 @@ from django.db.models import Q, UniqueConstraint
 from django_workflows import registry
 from django_workflows.checks.reports import (
     Problems,
-    decorator,
     did_you_mean,
     error,
     is_message,
@@ -70,7 +69,7 @@ def two_steps_for_one_message() -> Problems:
 def reaction(step: Step) -> tuple[Any, ...]:
     """What only one step of a workflow may react to."""
     about = step.name if step.message is JoinComplete else step.about
-    return decorator(step), step.starts, step.message, about
+    return step.decorator, step.starts, step.message, about
 
 
 def unknown_if_missing(workflow: WorkflowDefinition, step: Step) -> Problems:

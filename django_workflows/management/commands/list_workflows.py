@@ -59,11 +59,12 @@ def step_as_json(step: Step) -> dict[str, Any]:
         "message": step.message.stored_name(),
         "kind": kind_of(step.message),
         "step": step.name,
+        "declared_by": step.decorator,
         "starts": step.starts,
         "lookup": lookup_as_text(step.lookup) if step.lookup is not None else None,
         "maps_to": None if step.starts else step.maps_to,
         "once_per": step.maps_to if step.starts else None,
-        "if_missing": None if step.starts else step.if_missing,
+        "if_missing": None if step.starts else missing_as_text(step),
     }
 
 
@@ -77,6 +78,12 @@ def handler_as_json(handler: Handler) -> dict[str, Any]:
         "queue": handler.queue,
         "atomic": handler.atomic,
     }
+
+
+def missing_as_text(step: Step) -> str:
+    if step.waits:
+        return f"wait {step.waits.limit}, then {step.waits.then}"
+    return str(step.if_missing)
 
 
 def kind_of(message: type[Message]) -> str:
@@ -100,14 +107,9 @@ def workflow_table(workflow: dict[str, Any]) -> Table:
     if workflow["state"] != workflow["name"]:
         title += f"state {workflow['state']}, "
     title += f"{workflow['declared_as']}, queue {workflow['queue']}"
-    table = new_table("message", "", "step", "instance", title=title)
+    table = new_table("message", "step", "declared by", "instance", title=title)
     for step in workflow["steps"]:
-        table.add_row(
-            step["message"],
-            "starts" if step["starts"] else "continues",
-            step["step"],
-            instance_of(step),
-        )
+        table.add_row(step["message"], step["step"], step["declared_by"], instance_of(step))
     return table
 
 
