@@ -29,7 +29,7 @@ class Variant:
     place_batch: Callable[..., UUID]
     fulfilment: Any
     credit_check: Any
-    batch: Any
+    batch_order: Any
     messages: ModuleType
     handlers: ModuleType
     models: ModuleType
@@ -48,7 +48,7 @@ CLASS = Variant(
     place_batch=placing.place_batch,
     fulfilment=workflows.Fulfilment,
     credit_check=workflows.CreditCheck,
-    batch=workflows.Batch,
+    batch_order=workflows.BatchOrder,
     messages=messages,
     handlers=handlers,
     models=models,
@@ -71,7 +71,7 @@ FUNCTIONS = Variant(
     place_batch=f_placing.place_batch,
     fulfilment=f_workflows.fulfilment,
     credit_check=f_workflows.credit_check,
-    batch=f_workflows.batch,
+    batch_order=f_workflows.batch_order,
     messages=f_messages,
     handlers=f_handlers,
     models=f_models,

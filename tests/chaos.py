@@ -257,7 +257,8 @@ def judge_deliveries(none: Callable[..., None]) -> None:
         "an order whose timeout is not cancelled, or not the only thing that is",
         "SELECT o.id, array_agg(d.message_name || ' ' || d.status) FROM {app}_order o "
         "LEFT JOIN django_workflows_delivery d ON d.correlation_id = o.message_id "
-        "AND (d.status = 'cancelled' OR d.message_name LIKE '%%PaymentOverdue') GROUP BY o.id "
+        "AND (d.status = 'cancelled' AND NOT d.undoes OR d.message_name LIKE '%%PaymentOverdue') "
+        "GROUP BY o.id "
         "HAVING array_agg(d.message_name || ' ' || d.status) "
         "<> ARRAY['{app}.PaymentOverdue cancelled']",
     )

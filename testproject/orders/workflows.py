@@ -1,4 +1,4 @@
-"""The fulfilment of an order, the check of a credit and the packing of a batch, as classes."""
+"""The fulfilment of an order, a check of credit and a batch order, as classes."""
 
 from django.conf import settings
 from django.utils import timezone
@@ -34,7 +34,7 @@ from testproject.orders.messages import (
     StockPicked,
     TakePayment,
 )
-from testproject.orders.models import BatchState, CreditCheckState, FulfilmentState
+from testproject.orders.models import BatchOrderState, CreditCheckState, FulfilmentState
 
 Status = FulfilmentState.Status
 
@@ -72,7 +72,7 @@ class Fulfilment(Workflow[FulfilmentState]):
         self.send(PickStock(order_id=message.order_id))
 
     @when(PaymentDeclined)
-    def give_back(self, message: PaymentDeclined) -> None:
+    def heed_decline(self, message: PaymentDeclined) -> None:
         self.decline(message.reason)
 
     @when(PaymentOverdue)
@@ -132,7 +132,7 @@ class CreditCheck(Workflow[CreditCheckState]):
         self.complete()
 
 
-class Batch(Workflow[BatchState]):
+class BatchOrder(Workflow[BatchOrderState]):
     """Has all parcels of a batch packed at once, and goes on when the last one is."""
 
     @started_by(BatchPlaced, once_per="batch_id")

@@ -39,17 +39,17 @@ class CreditCheckState(WorkflowState):
         return f"Credit check of order {self.order_id}"
 
 
-class BatchState(WorkflowState):
+class BatchOrderState(WorkflowState):
     batch_id = models.UUIDField(unique=True)
     parcels = models.PositiveIntegerField()
     grams = models.PositiveIntegerField(default=0)
 
     class Meta:
-        verbose_name = "batch"
-        verbose_name_plural = "batches"
+        verbose_name = "batch order"
+        verbose_name_plural = "batch orders"
 
     def __str__(self) -> str:
-        return f"Batch {self.batch_id} of {self.parcels} parcels"
+        return f"Batch order {self.batch_id} of {self.parcels} parcels"
 
 
 class Order(OrderRow):

@@ -1,4 +1,4 @@
-"""The fulfilment of an order, the check of a credit and the packing of a batch, as functions."""
+"""The fulfilment of an order, a check of credit and a batch order, as functions."""
 
 from django.conf import settings
 from django.utils import timezone
@@ -27,7 +27,7 @@ from testproject.orders_functions.messages import (
     StockPicked,
     TakePayment,
 )
-from testproject.orders_functions.models import BatchState, CreditCheckState, FulfilmentState
+from testproject.orders_functions.models import BatchOrderState, CreditCheckState, FulfilmentState
 
 Status = FulfilmentState.Status
 
@@ -70,7 +70,7 @@ def pick_stock(message: PaymentTaken, state: FulfilmentState, context: Context) 
 
 
 @fulfilment.when(PaymentDeclined)
-def give_back(message: PaymentDeclined, state: FulfilmentState, context: Context) -> None:
+def heed_decline(message: PaymentDeclined, state: FulfilmentState, context: Context) -> None:
     decline(state, context, message.reason)
 
 
@@ -147,19 +147,19 @@ def answer(state: CreditCheckState, context: CreditContext, approved: bool, reas
 
 # Has all parcels of a batch packed at once, and goes on when the last one is.
 
-BatchContext = WorkflowContext[BatchState]
+BatchContext = WorkflowContext[BatchOrderState]
 
-batch = define_workflow(BatchState)
+batch_order = define_workflow(BatchOrderState)
 
 
-@batch.started_by(BatchPlaced, once_per="batch_id")
-def pack(message: BatchPlaced, state: BatchState, context: BatchContext) -> None:
+@batch_order.started_by(BatchPlaced, once_per="batch_id")
+def pack(message: BatchPlaced, state: BatchOrderState, context: BatchContext) -> None:
     state.parcels = message.parcels
     for parcel in range(1, message.parcels + 1):
         context.send(PackParcel(batch_id=message.batch_id, parcel=parcel))
 
 
-@batch.when_all(ParcelPacked, count="parcels", distinct="parcel")
-def weigh(messages: list[ParcelPacked], state: BatchState, context: BatchContext) -> None:
+@batch_order.when_all(ParcelPacked, count="parcels", distinct="parcel")
+def weigh(messages: list[ParcelPacked], state: BatchOrderState, context: BatchContext) -> None:
     state.grams = sum(message.grams for message in messages)
     context.complete()
