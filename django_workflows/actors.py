@@ -18,6 +18,7 @@ from dramatiq.middleware import Shutdown
 
 from django_workflows import conf, dispatch, leases, outbox, registry, relay
 from django_workflows.broker import ACTOR, DatabaseBroker
+from django_workflows.errors import BrokerResting
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class DramatiqTransport:
 
     def hand_over(self, queue: str, ids: Sequence[UUID]) -> None:
         if not self.hands_over:
-            return
+            raise BrokerResting(f"The broker failed less than {BROKER_PAUSE} s ago.")
         try:
             for delivery_id in ids:
                 self.broker.enqueue(_message(queue, delivery_id))

@@ -73,6 +73,10 @@ class LeaseLost(WorkflowsError):
     """The delivery was given to another worker, or cancelled, while it ran."""
 
 
+class BrokerResting(WorkflowsError):
+    """The broker has just failed and is left alone for a moment; the relay hands over later."""
+
+
 class Unrecoverable(WorkflowsError):
     """Raise it, or a subclass, from a handler or step: the delivery fails without a retry."""
 

@@ -20,7 +20,13 @@ from uuid_utils.compat import uuid7
 
 from django_workflows import clock, conf, registry, statements
 from django_workflows.declarations import Recipient, WorkflowDefinition
-from django_workflows.errors import MessageError, NoHandler, NotSerialisable, WrongVerb
+from django_workflows.errors import (
+    BrokerResting,
+    MessageError,
+    NoHandler,
+    NotSerialisable,
+    WrongVerb,
+)
 from django_workflows.messages import Command, Event, Message, to_json
 from django_workflows.models import Delivery
 from django_workflows.statements import NewDelivery
@@ -319,6 +325,8 @@ def _hand_over(by_queue: Mapping[str, Sequence[UUID]]) -> None:
     for queue, ids in by_queue.items():
         try:
             transport.hand_over(queue, ids)
+        except BrokerResting:
+            return
         except Exception:
             logger.warning(
                 "Handing over %d deliveries on queue %s failed; the relay will.",

@@ -903,7 +903,7 @@ def built(url: str, **options: Any) -> Any:
                 host="localhost", heartbeat=60, confirm_delivery=True, middleware=[]
             ),
             "blocked_connection_timeout",
-            "blocked_connection_timeout=10",
+            "blocked_connection_timeout=2",
         ),
         (
             "W124",

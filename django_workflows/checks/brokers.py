@@ -51,8 +51,8 @@ def rabbitmq(broker: Any) -> Problems:
             123,
             "The RabbitmqBroker has no blocked_connection_timeout: while RabbitMQ is short of "
             "memory or disk, every request that sends a message hangs.",
-            f"Set blocked_connection_timeout to 10 (seconds), in the URL "
-            f"?blocked_connection_timeout=10, {_REMEDY}",
+            f"Set blocked_connection_timeout to 2 (seconds), in the URL "
+            f"?blocked_connection_timeout=2, {_REMEDY}",
         )
 
 
