@@ -193,6 +193,8 @@ class Step:
 class Notice(Event):
     """An event that the engine itself sends, to one instance; the step's declaration says which."""
 
+    _has_size_limit = False
+
     #: The decorator of the steps for it, and what they are called with.
     verb: ClassVar[str]
     parameters: ClassVar[tuple[str, ...]]

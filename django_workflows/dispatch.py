@@ -31,10 +31,10 @@ from django_workflows.endings import (
     Parked,
     Unknown,
 )
-from django_workflows.errors import LeaseLost, RetryLater, UnknownName
+from django_workflows.errors import LeaseLost, RetryLater, UnknownName, WorkflowsError
 from django_workflows.instances import DuplicateInstance
 from django_workflows.models import Delivery, Lifecycle, Status
-from django_workflows.running import run_once
+from django_workflows.running import read, run_once
 from django_workflows.stale import close_stale_connections
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
         case Interrupted():
             recorded = release(delivery, timedelta(0), "The worker was shut down.")
         case Later(error):
-            recorded = release(delivery, error.delay, recovery.record_of(error, 0).error)
+            reason = recovery.record_of(error, 0).error
+            recorded = release(delivery, error.delay, reason, held_up=False)
         case Unknown(error) if recovery.held_up_for(delivery) < settings.UNKNOWN_LIMIT:
             wait = min(recovery.held_up_for(delivery), timedelta(minutes=1))
             recorded = release(delivery, wait + settings.RELAY_EVERY, str(error))
@@ -134,10 +135,19 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
     return ending if recorded else what_the_row_says(delivery, ending)
 
 
-def release(delivery: Delivery, after: timedelta, reason: str, conflicts: int = 0) -> bool:
+def release(
+    delivery: Delivery,
+    after: timedelta,
+    reason: str,
+    conflicts: int = 0,
+    *,
+    held_up: bool = True,
+) -> bool:
     """Give it back with no attempt used up. False: it is no longer ours."""
     with outbox.database().cursor() as cursor:
-        return statements.release(cursor, delivery, after=after, reason=reason, conflicts=conflicts)
+        return statements.release(
+            cursor, delivery, after=after, reason=reason, conflicts=conflicts, held_up=held_up
+        )
 
 
 def record_failure(
@@ -176,11 +186,14 @@ def declared_for(delivery: Delivery) -> Recovery:
     recipient = registry.current().recipient(delivery.handler)
     if not isinstance(recipient, WorkflowDefinition):
         return recipient.recovery if recipient else Recovery()
-    narrow = Recovery()
-    for step in recipient.steps:
-        if delivery.message_name in step.message.stored_names():
-            narrow = narrow.otherwise(step.recovery)
-    return narrow.otherwise(recipient.recovery)
+    try:
+        _recipient, message = read(delivery)
+    except WorkflowsError:
+        return recipient.recovery
+    step = recipient.step_of(message)
+    if delivery.instance_id is None:
+        step = recipient.start_of(message) or step
+    return step.recovery.otherwise(recipient.recovery) if step else recipient.recovery
 
 
 def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:

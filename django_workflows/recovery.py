@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -25,6 +25,8 @@ from django_workflows.errors import (
 )
 from django_workflows.models import Delivery
 from django_workflows.stale import close_stale_connections
+
+logger = logging.getLogger(__name__)
 
 #: Errors that no retry can mend.
 HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
@@ -77,9 +79,9 @@ def retry_after(delivery: Delivery, error: BaseException, declared: Recovery) ->
         return None
     if declared.attempts is not None and failures >= declared.attempts:
         return None
-    if declared.attempts is None and declared.backoff is None and (policy := project_policy()):
+    if declared.attempts is None and declared.backoff is None:
         facts = FailureFacts(delivery.message_name, delivery.handler, delivery.id, failures)
-        match policy(error, facts):
+        match ask_project(error, facts):
             case RetryAfter(delay):
                 return delay
             case GiveUp():
@@ -87,14 +89,31 @@ def retry_after(delivery: Delivery, error: BaseException, declared: Recovery) ->
     if declared.attempts is None and failures >= conf.current().ATTEMPTS:
         return None
     if callable(declared.backoff):
-        return declared.backoff(failures)
+        return ask_declared(declared.backoff, failures)
     return declared.backoff if declared.backoff is not None else backoff(failures)
 
 
-def project_policy() -> Policy | None:
-    """The function that RECOVERY names."""
+def ask_project(error: BaseException, facts: FailureFacts) -> RetryAfter | GiveUp | None:
+    """What the function that RECOVERY names answers; None, if it raises: nothing may be lost."""
     named = conf.current().RECOVERY
-    return cast("Policy | None", import_string(named) if isinstance(named, str) else named)
+    try:
+        policy: Policy | None = import_string(named) if isinstance(named, str) else named
+        return policy(error, facts) if policy else None
+    except Exception:
+        logger.exception("The policy %r raised; the settings decide instead.", named)
+        return None
+
+
+def ask_declared(function: Callable[[int], timedelta], failures: int) -> timedelta:
+    """The wait that a declared function gives; that of the settings, if it raises."""
+    try:
+        wait: object = function(failures)
+        if not isinstance(wait, timedelta):
+            raise TypeError(f"{wait!r} is not a timedelta.")
+    except Exception:
+        logger.exception("The backoff %r raised; the settings decide instead.", function)
+        return backoff(failures)
+    return wait
 
 
 def backoff(failures: int) -> timedelta:

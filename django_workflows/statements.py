@@ -154,13 +154,18 @@ def release(
     after: timedelta,
     reason: str,
     conflicts: int = 0,
+    held_up: bool = True,
 ) -> bool:
-    """Give a running delivery back, with no attempt used up: the message was not at fault."""
+    """Give a running delivery back, with no attempt used up: the message was not at fault.
+
+    `held_up` says that nothing of it ran, for a conflict or an unknown name: that has a limit.
+    """
+    since = "COALESCE(held_up_since, {now})" if held_up else "NULL"
     return _changed_one(
         cursor,
         f"UPDATE {TABLE} SET status = 'pending', reason = %(reason)s, due_at = {{now+after}}, "
         f"relay_at = {{now+after}}, conflicts = conflicts + %(conflicts)s, "
-        f"held_up_since = COALESCE(held_up_since, {{now}}) "
+        f"held_up_since = {since} "
         f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
         {
             "id": delivery.id,

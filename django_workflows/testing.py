@@ -22,7 +22,7 @@ from django_workflows.context import Context, Effects, HandlerContext, entered
 from django_workflows.declarations import Step, WorkflowDefinition
 from django_workflows.instances import StateTable, key_of
 from django_workflows.messages import Message, from_json
-from django_workflows.models import UNENDED, Delivery, Lifecycle, Status, WorkflowState
+from django_workflows.models import Delivery, Lifecycle, Status, WorkflowState
 from django_workflows.outbox import Origin, Terms
 from django_workflows.registry import isolated as isolated_registry
 from django_workflows.workflows import state_model
@@ -274,7 +274,7 @@ def advance(by: timedelta) -> int:
     """
     until = clock.read(outbox.database()) + by
     count = run_until_idle()
-    while (next_due := _unended().order_by("due_at").first()) and next_due.due_at <= until:
+    while (next_due := _pending().order_by("due_at").first()) and next_due.due_at <= until:
         clock.offset += max(next_due.due_at - clock.read(outbox.database()), timedelta(0))
         clock.offset += timedelta(microseconds=1)
         count += run_until_idle()
@@ -308,11 +308,10 @@ def moved_clock() -> Iterator[None]:
         outbox.transport = transport
 
 
-def _unended() -> Any:
-    return Delivery.objects.filter(status__in=UNENDED)
+def _pending() -> Any:
+    return Delivery.objects.filter(status=Status.PENDING)
 
 
 def _next_due() -> Delivery | None:
-    now = clock.read(outbox.database())
-    found = _unended().filter(status=Status.PENDING, due_at__lte=now).order_by("due_at", "pk")
+    found = _pending().filter(due_at__lte=clock.read(outbox.database())).order_by("due_at", "pk")
     return cast("Delivery | None", found.first())
