@@ -66,6 +66,8 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
     workflow.
     """
     state = _state_of(delivery)
+    # A step of the instance that is about to note something comes before this, or after it.
+    list(_instances(state).filter(pk=delivery.sender_instance_id).select_for_update())
     if send_next(delivery.sender_instance_id):
         _instances(state).filter(pk=delivery.sender_instance_id, lifecycle=Lifecycle.FAILED).update(
             lifecycle=Lifecycle.COMPENSATING

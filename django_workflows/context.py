@@ -233,8 +233,12 @@ class WorkflowContext(Context, Generic[S]):
         ]
 
     def complete(self) -> None:
-        """End the instance with this step's changes, and cancel what it has waiting for itself."""
-        self._effects.ending = Lifecycle.COMPLETED
+        """End the instance with this step's changes, and cancel what it has waiting for itself.
+
+        One that is compensating is left to that, and ends as compensated.
+        """
+        if self.state.lifecycle != Lifecycle.COMPENSATING:
+            self._effects.ending = Lifecycle.COMPLETED
 
     def compensate_with(self, command: Command, **options: Unpack[AttributeOptions]) -> None:
         """Note the command that undoes what this step does; it commits with the step.
@@ -252,9 +256,11 @@ class WorkflowContext(Context, Generic[S]):
 
         The instance is compensating until then, and ends as compensated. What it has waiting for
         itself is cancelled. When one of the commands fails for good, the instance is failed; a
-        replay of that delivery goes on from there.
+        replay of that delivery goes on from there. In an instance that compensates already, a
+        second call changes nothing.
         """
-        self._effects.ending = Lifecycle.COMPENSATING
+        if self.state.lifecycle == Lifecycle.RUNNING:
+            self._effects.ending = Lifecycle.COMPENSATING
 
     def discard(self) -> None:
         """Save nothing of the state; in a step that starts, there will be no instance.
