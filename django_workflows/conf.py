@@ -43,6 +43,8 @@ class Settings:
     RELAY_BATCH: int = 100
     #: The largest body of a message, in bytes of UTF-8.
     MAX_BODY_BYTES: int = 1024 * 1024
+    #: How long ended deliveries and instances are kept; `prune_workflows` deletes older ones.
+    RETENTION: timedelta = timedelta(days=90)
     #: The queue of what names no other.
     QUEUE: str = "default"
 

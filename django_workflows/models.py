@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import models, router, transaction
@@ -49,6 +50,10 @@ class WorkflowState(models.Model):
     #: The workflow's stored name, and the names that it had before.
     workflow_name: ClassVar[str | None] = None
     workflow_aliases: ClassVar[tuple[str, ...]] = ()
+    #: For how long an ended instance is kept; None leaves it to RETENTION.
+    workflow_retention: ClassVar[timedelta | None] = None
+    #: Fields whose values are shown only to who may see them.
+    sensitive_fields: ClassVar[tuple[str, ...]] = ()
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     version = models.PositiveBigIntegerField(default=0, editable=False)
@@ -187,6 +192,9 @@ class Delivery(models.Model):
         default=list, blank=True, help_text=_("When and why each attempt failed, latest last.")
     )
     error = models.TextField(default="", blank=True)
+    error_class = models.CharField(
+        max_length=200, default="", blank=True, help_text=_("What the last error was.")
+    )
     traceback = models.TextField(default="", blank=True)
 
     undoes = models.BooleanField(
@@ -216,7 +224,10 @@ class Delivery(models.Model):
     class Meta:
         verbose_name = _("delivery")
         verbose_name_plural = _("deliveries")
-        permissions = (("replay_delivery", "Can replay deliveries"),)
+        permissions = (
+            ("replay_delivery", "Can replay deliveries"),
+            ("view_sensitive", "Can view what is marked as sensitive"),
+        )
         constraints = (
             models.UniqueConstraint(
                 fields=["message_id", "handler", "part"], name="django_workflows_once_per_handler"
@@ -256,7 +267,43 @@ class Delivery(models.Model):
             models.Index(
                 fields=["id"], name="django_workflows_failed", condition=Q(status="failed")
             ),
+            # What failed alike: its list, and its replay.
+            models.Index(
+                fields=["handler", "error_class", "id"],
+                name="django_workflows_alike",
+                condition=Q(status="failed"),
+            ),
+            # How many were handled, and failed, in each of the last minutes and hours.
+            models.Index(
+                fields=["status", "ended_at"],
+                name="django_workflows_ended",
+                condition=Q(status__in=("handled", "failed")),
+            ),
         )
 
     def __str__(self) -> str:
         return f"{self.message_name} to {self.handler} ({self.status})"
+
+
+class Worker(models.Model):
+    """A process that handles deliveries, or relays them, and when it was last seen."""
+
+    host = models.CharField(max_length=253)
+    pid = models.PositiveIntegerField()
+    queues = models.JSONField(default=list, blank=True, help_text=_("What it takes work from."))
+    relays = models.BooleanField(default=False, help_text=_("Whether it looks for what is due."))
+    started_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+        constraints = (
+            models.UniqueConstraint(
+                fields=["host", "pid"], name="django_workflows_one_per_process"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.pid}"
