@@ -172,6 +172,7 @@ def record_failure(
             retry_after=retry_after,
             failure=record.failure,
             error=record.error,
+            error_class=record.error_class,
             traceback=record.traceback,
             conflicts=conflicts,
         )

@@ -38,6 +38,7 @@ TRIES_IN_PLACE = 5
 OUTAGE_PAUSES = (0.1, 0.5, 2.0, 5.0)
 
 MAX_ERROR = 2_000
+MAX_ERROR_CLASS = 200
 MAX_TRACEBACK = 20_000
 
 
@@ -181,6 +182,7 @@ class Record:
     """An error as it is stored: fit for the database, and no longer than it must be."""
 
     error: str
+    error_class: str
     traceback: str
     failure: str
 
@@ -198,7 +200,8 @@ def record_of(error: BaseException, attempt: int) -> Record:
     except Exception:  # the same, deeper in the chain
         story = "".join(traceback.format_tb(error.__traceback__))
     failure = {"at": clock.local().isoformat(), "attempt": attempt, "error": text}
-    return Record(text, story[-MAX_TRACEBACK:], json.dumps(failure))
+    kind = storable(name)[:MAX_ERROR_CLASS]
+    return Record(text, kind, story[-MAX_TRACEBACK:], json.dumps(failure))
 
 
 def storable(text: str) -> str:

@@ -184,6 +184,7 @@ def record_failure(
     retry_after: timedelta | None,
     failure: str,
     error: str,
+    error_class: str,
     traceback: str,
     conflicts: int = 0,
 ) -> bool:
@@ -201,7 +202,8 @@ def record_failure(
     return _changed_one(
         cursor,
         f"UPDATE {TABLE} SET {ending}, attempts = attempts + 1, failures = {append}, "
-        f"error = %(error)s, traceback = %(traceback)s, reason = %(error)s, "
+        f"error = %(error)s, error_class = %(error_class)s, traceback = %(traceback)s, "
+        f"reason = %(error)s, "
         f"conflicts = conflicts + %(conflicts)s, held_up_since = NULL, "
         f"instance_id = %(instance_id)s "
         f"WHERE id = %(id)s AND status = 'running' AND claims = %(claims)s",
@@ -212,6 +214,7 @@ def record_failure(
             "after": retry_after,
             "failure": failure,
             "error": error,
+            "error_class": error_class,
             "traceback": traceback,
             "conflicts": conflicts,
         },
@@ -337,6 +340,7 @@ def take_due(
         f"reason = CASE WHEN {lost} AND {last} THEN {died} "
         f"WHEN {lost} THEN 'Its worker died or was stopped.' ELSE reason END, "
         f"error = CASE WHEN {lost} AND {last} THEN {died} ELSE error END, "
+        f"error_class = CASE WHEN {lost} AND {last} THEN 'WorkerDied' ELSE error_class END, "
         f"losses = losses + CASE WHEN {lost} THEN 1 ELSE 0 END "
         f"WHERE id {these} "
         f"RETURNING id, status, queue, status = 'pending' AND due_at <= {{now}}",
@@ -547,6 +551,7 @@ _INSERT_CONSTANTS = {
     "conflicts": "0",
     "failures": "'[]'",
     "error": "''",
+    "error_class": "''",
     "traceback": "''",
     "step": "''",
     "undoes": "false",

@@ -94,6 +94,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("error", models.TextField(blank=True, default="")),
+                (
+                    "error_class",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="What the last error was.",
+                        max_length=200,
+                    ),
+                ),
                 ("traceback", models.TextField(blank=True, default="")),
                 (
                     "undoes",
@@ -166,6 +175,11 @@ class Migration(migrations.Migration):
                         condition=models.Q(("status", "failed")),
                         fields=["id"],
                         name="django_workflows_failed",
+                    ),
+                    models.Index(
+                        condition=models.Q(("status", "failed")),
+                        fields=["handler", "error_class", "id"],
+                        name="django_workflows_alike",
                     ),
                     models.Index(
                         condition=models.Q(("status__in", ("handled", "failed"))),
