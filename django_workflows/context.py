@@ -137,8 +137,8 @@ class Context:
     def reply(self, message: Message, **options: Unpack[SendOptions]) -> UUID:
         """Send a message to the one instance that asked, whoever else reacts to it.
 
-        That is the instance that sent the message being handled; in a step whose message no
-        other workflow sent, the instance that started this one. Raises `NobodyAsked`.
+        That is the instance that sent the message being handled; in a step that no other
+        workflow sent a command to, the instance that started this one. Raises `NobodyAsked`.
         """
         asker, instance_id = self._asker()
         definition = registry.current().recipient(asker)
@@ -271,7 +271,7 @@ class WorkflowContext(Context, Generic[S]):
 
     def _asker(self) -> tuple[str, UUID]:
         sender = self._delivery.sender_instance_id
-        if sender is not None and sender != self.state.pk:
+        if sender not in (None, self.state.pk) and (self._is_asked() or not self.state.starter_id):
             return super()._asker()
         if self.state.starter_id is None:
             raise NobodyAsked(
@@ -280,6 +280,11 @@ class WorkflowContext(Context, Generic[S]):
                 f"Publish an event instead."
             )
         return self.state.starter_workflow, self.state.starter_id
+
+    def _is_asked(self) -> bool:
+        """Whether the message asks for something: an event tells, as does the answer of a child."""
+        message = registry.message_of(self._definition, self._delivery.message_name)
+        return message is not None and issubclass(message, Command)
 
 
 _current: ContextVar[Context | None] = ContextVar("django_workflows_context", default=None)
