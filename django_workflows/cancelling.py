@@ -11,6 +11,7 @@ from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import WorkflowsError
 from django_workflows.models import (
     LIVE,
+    UNENDED,
     Delivery,
     Lifecycle,
     Status,
@@ -23,10 +24,10 @@ from django_workflows.outbox import Origin
 def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool = False) -> bool:
     """End the instance as cancelled, and cancel what waits for it; False: it had ended before.
 
-    With `cascade`, the instances that it started, and theirs, are cancelled too. A step that is
-    running at this moment has either committed before, or its save is refused and its message is
-    ignored. Commands that it sent to others are not taken back. In the caller's transaction, or
-    one of its own.
+    With `cascade`, the instances that it started, and theirs, are cancelled too, and so are the
+    messages that would start more. A step that is running at this moment has either committed
+    before, or its save is refused and its message is ignored. Commands that it sent to others are
+    not taken back. In the caller's transaction, or one of its own.
     """
     definition = _definition_of(type(instance))
     connection = outbox.database()
@@ -39,6 +40,7 @@ def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool 
         ended = _instances(type(instance)).get(pk=instance.pk)
         telling.tell_starter(cursor, definition, ended, Origin(sender=definition.name))
         if cascade:
+            _cancel_starts(definition, instance, reason or "Its sender was cancelled.", now)
             for child in children_of(definition, instance):
                 cancel_instance(child, reason=reason, cascade=True)
     return True
@@ -66,6 +68,30 @@ def _cancel_deliveries(
     noted = deliveries.filter(sender_instance_id=instance.pk, status=Status.NOTED)
     for rows in (waiting, noted):
         rows.update(status=Status.CANCELLED, reason=reason, relay_at=None, ended_at=now)
+
+
+def _cancel_starts(
+    definition: WorkflowDefinition, instance: WorkflowState, reason: str, now: Any
+) -> None:
+    """Cancel what would start a child, also where that step is running: its finish is refused.
+
+    One whose step has committed meanwhile is waited for, and is among the children after that.
+    """
+    starts = {
+        name
+        for other in registry.current().workflows
+        for step in other.steps
+        if step.starts
+        for name in step.message.stored_names()
+    }
+    Delivery.objects.using(outbox.database().alias).filter(
+        sender_instance_id=instance.pk,
+        sender__in=definition.names,
+        handler__in=[name for other in registry.current().workflows for name in other.names],
+        message_name__in=starts,
+        status__in=UNENDED,
+        relay_at__isnull=False,  # as in the index of what has not ended
+    ).update(status=Status.CANCELLED, reason=reason, relay_at=None, ended_at=now)
 
 
 def _instances(state: type[WorkflowState]) -> Any:
