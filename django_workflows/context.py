@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from django_workflows import outbox, registry
+from django_workflows import logs, observing, outbox, registry
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import MessageError, NobodyAsked, Unrecoverable
 from django_workflows.messages import Command, Event, Message
@@ -158,6 +158,10 @@ class Context:
         """Fail the delivery for good, with this reason; nothing that the run did is committed."""
         raise Unrecoverable(reason)
 
+    def _facts(self) -> dict[str, Any]:
+        """What log records say while this runs."""
+        return observing.facts_of(self._delivery)
+
     def _asker(self) -> tuple[str, UUID]:
         if self._delivery.sender_instance_id is None:
             raise NobodyAsked(
@@ -213,6 +217,9 @@ class WorkflowContext(Context, Generic[S]):
         """The id of this instance."""
         return self.state.pk
 
+    def _facts(self) -> dict[str, Any]:
+        return observing.facts_of(self._delivery, self.state.pk)
+
     def send_again(self, command: Command, **options: Unpack[SendOptions]) -> list[UUID]:
         """Send a command and cancel what waits of its kind: it replaces a timeout."""
         self.cancel(type(command))
@@ -247,7 +254,7 @@ class WorkflowContext(Context, Generic[S]):
         """
         outbox.require_commands([command])
         terms = Terms(**options)
-        _ids, notes = outbox.prepare([command], self._origin, terms)
+        _ids, notes = outbox.prepare([command], self._origin, terms, noted=True)
         self._effects.asked.append(("compensate_with", command, terms))
         self._effects.notes += notes
 
@@ -298,6 +305,14 @@ def entered(context: Context) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def _facts_now() -> dict[str, Any]:
+    context = _current.get()
+    return context._facts() if context is not None else {}
+
+
+logs.facts_now = _facts_now
 
 
 def send(*commands: Command, **options: Unpack[SendOptions]) -> list[UUID]:

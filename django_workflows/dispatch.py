@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from django.db import transaction
 from django_workflows import (
     conf,
     leases,
+    observing,
     outbox,
     recovery,
     registry,
@@ -48,15 +50,17 @@ def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
     opens its own. When the database cannot be reached, the lease runs out and the relay has it.
     """
     close_stale_connections()
+    delivery = None
     try:
         delivery = claim(delivery_id)
         if delivery is None:
             return None
         with leases.held(delivery):
-            ending = settle(delivery, run(delivery, interruptions))
+            ending = handle(delivery, interruptions)
         announce(delivery, ending)
     except BaseException:
-        logger.exception("Delivery %s is left to the relay.", delivery_id)
+        facts = observing.facts_of(delivery) if delivery else {"delivery_id": str(delivery_id)}
+        logger.exception("Delivery %s is left to the relay.", delivery_id, extra=facts)
         return None
     else:
         return ending
@@ -79,7 +83,24 @@ def claim(delivery_id: UUID) -> Delivery | None:
     return None
 
 
-def run(delivery: Delivery, interruptions: Errors) -> Ending:
+def handle(delivery: Delivery, interruptions: Errors) -> Ending:
+    """Run it and record how it ended, in view of those who observe."""
+    if not observing.observers:
+        return settle(delivery, run(delivery, interruptions))
+    with observing.handling(delivery) as watched:
+        ending = settle(delivery, run(delivery, interruptions, watched.conflicted))
+        watched.ended(ending)
+    return ending
+
+
+def unwatched(_conflict: BaseException) -> None: ...
+
+
+def run(
+    delivery: Delivery,
+    interruptions: Errors,
+    conflicted: Callable[[BaseException], None] = unwatched,
+) -> Ending:
     """Run it until it is committed, or something other than a conflict stops it."""
     conflicts, contested = 0, False
     while True:
@@ -97,10 +118,12 @@ def run(delivery: Delivery, interruptions: Errors) -> Ending:
             if contested:
                 return Failed(error.__cause__ or error, conflicts)
             conflicts, contested = conflicts + 1, True
+            conflicted(error)
         except BaseException as error:
             if not recovery.is_conflict(error):
                 return Failed(error, conflicts)
             conflicts += 1
+            conflicted(error)
             if conflicts == recovery.TRIES_IN_PLACE:
                 return Conflicted(error, conflicts)
             recovery.wait_out(error, conflicts)
@@ -163,6 +186,7 @@ def record_failure(
         delivery.id,
         f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
         exc_info=error,
+        extra=observing.facts_of(delivery),
     )
     connection = outbox.database()
     with transaction.atomic(connection.alias), connection.cursor() as cursor:
@@ -203,7 +227,10 @@ def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:
     if row in ((Status.HANDLED, delivery.claims), (Status.IGNORED, delivery.claims)):
         if isinstance(ending, Failed):
             logger.error(
-                "Delivery %s was committed; this came after.", delivery.id, exc_info=ending.error
+                "Delivery %s was committed; this came after.",
+                delivery.id,
+                exc_info=ending.error,
+                extra=observing.facts_of(delivery),
             )
         return Handled()
     logger.warning(
@@ -211,6 +238,7 @@ def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:
         "What was done here has been rolled back.",
         delivery.id,
         row[0] if row else "gone",
+        extra=observing.facts_of(delivery),
     )
     return Lost()
 

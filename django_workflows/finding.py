@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db.backends.utils import CursorWrapper
 
-from django_workflows import parking
+from django_workflows import observing, parking
 from django_workflows.declarations import Step, WorkflowDefinition
 from django_workflows.endings import Ignored, Parked
 from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch
@@ -126,7 +126,8 @@ def missing(run: Run, step: Step | None) -> Found:
         raise InstanceRequired(f"{reason} Replay the delivery once there is one.")
     if step and step.if_missing == "retry":
         raise InstanceMissing(reason)
-    logger.warning("%s The message is ignored.", reason)
+    facts = observing.facts_of(run.delivery)
+    logger.warning("%s The message is ignored.", reason, extra=facts)
     return Ignored(reason)
 
 
@@ -141,5 +142,8 @@ def park(run: Run, step: Step, key: Any) -> Found:
 
 
 def ended(run: Run, instance_id: UUID) -> Ignored:
-    logger.info("A message for %s %s came after its end.", run.definition.name, instance_id)
+    facts = observing.facts_of(run.delivery, instance_id)
+    logger.info(
+        "A message for %s %s came after its end.", run.definition.name, instance_id, extra=facts
+    )
     return Ignored(f"{run.definition.name} {instance_id} has ended.", instance_id)

@@ -50,4 +50,5 @@ def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
         workflow_ids=delivery.workflow_ids,
         sender=sender,
         sender_step=step,
+        trace_context=delivery.trace_context,
     )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from django_workflows import conf, outbox, statements
+from django_workflows import conf, observing, outbox, statements
 from django_workflows.models import Delivery
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Lease:
-    claims: int
+    delivery: Delivery
     since: float = field(default_factory=time.monotonic)
 
 
@@ -30,7 +30,7 @@ _lock = threading.Lock()
 def held(delivery: Delivery) -> Iterator[None]:
     """Have the delivery's lease extended by `extend` while the block runs."""
     with _lock:
-        _held[delivery.id] = _Lease(delivery.claims)
+        _held[delivery.id] = _Lease(delivery)
     try:
         yield
     finally:
@@ -50,8 +50,9 @@ def extend() -> None:
                     "and what it does will not be committed once another has taken it.",
                     delivery_id,
                     settings.RUN_LIMIT,
+                    extra=observing.facts_of(lease.delivery),
                 )
-        tokens = {delivery_id: lease.claims for delivery_id, lease in _held.items()}
+        tokens = {delivery_id: lease.delivery.claims for delivery_id, lease in _held.items()}
     if tokens:
         with outbox.database().cursor() as cursor:
             statements.extend(cursor, tokens, settings.LEASE)

@@ -173,6 +173,9 @@ class Delivery(models.Model):
     workflow_ids = models.JSONField(
         default=dict, blank=True, help_text=_("Workflow name to instance id, as it travels.")
     )
+    trace_context = models.TextField(
+        default="", blank=True, help_text=_("The sender's span for OpenTelemetry, as JSON.")
+    )
 
     handler = models.CharField(max_length=200, help_text=_("The handler or workflow it goes to."))
     part = models.CharField(max_length=36, default="", blank=True)

@@ -18,7 +18,7 @@ from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 from uuid_utils.compat import uuid7
 
-from django_workflows import clock, conf, registry, statements
+from django_workflows import clock, conf, observing, registry, statements
 from django_workflows.declarations import Recipient, WorkflowDefinition
 from django_workflows.errors import (
     BrokerResting,
@@ -70,6 +70,7 @@ class Origin:
     sender: str = ""
     sender_instance_id: UUID | None = None
     sender_step: str = ""
+    trace_context: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,12 @@ def send_in_transaction(messages: Sequence[Message], origin: Origin, terms: Term
 
 
 def prepare(
-    messages: Sequence[Message], origin: Origin, terms: Terms
+    messages: Sequence[Message], origin: Origin, terms: Terms, *, noted: bool = False
 ) -> tuple[list[UUID], list[NewDelivery]]:
-    """The ids of the messages, and one delivery for each handler of each of them."""
+    """The ids of the messages, and one delivery for each handler of each of them.
+
+    `noted` says that they are not sent, but kept until their instance compensates.
+    """
     if len(messages) > 1 and terms.names_a_message:
         raise MessageError(
             f"{len(messages)} messages were given with message_id= or idempotency_key=, which name "
@@ -153,7 +157,10 @@ def prepare(
         recipients = recipients_of(message)
         if recipients:
             base = _delivery_maker(message_id, message, origin, terms)
-            deliveries += [base(recipient) for recipient in recipients]
+            made = [base(recipient) for recipient in recipients]
+            if observing.observers and not noted:
+                observing.sent(made)
+            deliveries += made
     return ids, deliveries
 
 
@@ -164,6 +171,8 @@ def prepare_reply(
     message_id = terms.id_for(message)
     delivery = _delivery_maker(message_id, message, origin, terms)(to)
     delivery.instance_id, delivery.part = instance_id, str(instance_id)
+    if observing.observers:
+        observing.sent([delivery])
     return message_id, delivery
 
 
@@ -185,6 +194,7 @@ def copy_for(delivery: Delivery, instance_id: UUID) -> NewDelivery:
         sender=delivery.sender,
         sender_instance_id=delivery.sender_instance_id,
         sender_step=delivery.sender_step,
+        trace_context=delivery.trace_context,
     )
 
 
@@ -278,6 +288,7 @@ def _delivery_maker(message_id: UUID, message: Message, origin: Origin, terms: T
         sender=origin.sender,
         sender_instance_id=origin.sender_instance_id,
         sender_step=origin.sender_step,
+        trace_context=origin.trace_context,
         at=terms.at,
         delay=terms.delay or timedelta(0),
     )

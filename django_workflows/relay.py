@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db import close_old_connections, transaction
 
-from django_workflows import conf, outbox, registry, signals, statements, telling
+from django_workflows import conf, observing, outbox, registry, signals, statements, telling
 from django_workflows.models import Delivery, Status
 from django_workflows.statements import Taken
 
@@ -59,7 +59,8 @@ def give_back(ids: Sequence[UUID]) -> None:
 
 def announce_failure(delivery: Delivery) -> None:
     """Say that a delivery has cost too many workers."""
-    logger.error("Delivery %s has failed: %s", delivery, delivery.reason)
+    facts = observing.facts_of(delivery)
+    logger.error("Delivery %s has failed: %s", delivery, delivery.reason, extra=facts)
     recipient = registry.current().recipient(delivery.handler)
     if recipient is not None:
         signals.delivery_failed.send_robust(recipient.sender, delivery=delivery, error=None)

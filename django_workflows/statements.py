@@ -50,6 +50,7 @@ class NewDelivery:
     sender_step: str = ""
     at: datetime | None = None
     delay: timedelta = timedelta(0)
+    trace_context: str = ""
     id: UUID = field(default_factory=uuid7)
 
     @property
@@ -421,6 +422,7 @@ CLAIMED = (
     "correlation_id",
     "causation_id",
     "workflow_ids",
+    "trace_context",
     "handler",
     "part",
     "instance_id",
@@ -432,6 +434,7 @@ CLAIMED = (
     "claims",
     "attempts",
     "losses",
+    "due_at",
     "started_at",
     "held_up_since",
     "undoes",
@@ -534,6 +537,7 @@ _INSERT_NAMES = (
     "correlation_id",
     "causation_id",
     "workflow_ids",
+    "trace_context",
     "handler",
     "part",
     "instance_id",

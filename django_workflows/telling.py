@@ -39,6 +39,7 @@ def tell_sender(cursor: CursorWrapper, delivery: Delivery, error: str) -> None:
         sticky_attributes=delivery.sticky_attributes,
         workflow_ids=delivery.workflow_ids,
         sender=delivery.handler,
+        trace_context=delivery.trace_context,
     )
     once = f"failed:{delivery.claims}"  # a replay that fails again is a failure of its own
     _tell(

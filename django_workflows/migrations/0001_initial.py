@@ -44,6 +44,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "trace_context",
+                    models.TextField(
+                        blank=True,
+                        default="",
+                        help_text="The sender's span for OpenTelemetry, as JSON.",
+                    ),
+                ),
+                (
                     "handler",
                     models.CharField(
                         help_text="The handler or workflow it goes to.", max_length=200
