@@ -16,8 +16,9 @@ from django.db import close_old_connections
 from dramatiq import Broker, Message, Middleware, Worker
 from dramatiq.middleware import Shutdown
 
-from django_workflows import conf, dispatch, leases, outbox, registry, relay
+from django_workflows import conf, dispatch, leases, outbox, registry, relay, workers
 from django_workflows.broker import ACTOR, DatabaseBroker
+from django_workflows.workers import Presence
 from django_workflows.errors import BrokerResting
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class WorkflowsMiddleware(Middleware):
         self.stop_relay, self.stop_rest = threading.Event(), threading.Event()
         if not isinstance(broker, DatabaseBroker):
             _start("relay", relay.run, self.stop_relay)
-        _start("leases", extend_leases, self.stop_rest)
+        _start("leases", extend_leases, self.stop_rest, presence_of(worker))
         _start("watchdog", watch, worker, os.getppid(), self.stop_relay)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -141,14 +142,25 @@ class WorkflowsMiddleware(Middleware):
         self.stop_rest.set()
 
 
-def extend_leases(stop: threading.Event) -> None:
-    """Extend this process's leases three times per lease until told to stop."""
-    while not stop.wait(conf.current().LEASE.total_seconds() / 3):
+def presence_of(worker: Worker) -> Presence:
+    """What this process says of itself; on the DatabaseBroker consumers look for what is due."""
+    queues = {queue for queue in worker.consumers if not queue.endswith((".DQ", ".XQ"))}
+    return Presence(queues, relays=True)
+
+
+def extend_leases(stop: threading.Event, presence: Presence | None = None) -> None:
+    """Extend this process's leases, and say that it is there, until told to stop."""
+    if presence is not None:
+        presence.say()
+        close_old_connections()
+    while not stop.wait(min(conf.current().LEASE / 3, workers.EVERY).total_seconds()):
         close_old_connections()
         try:
             leases.extend()
         except Exception:
             logger.warning("The leases could not be extended; trying again.", exc_info=True)
+        if presence is not None:
+            presence.say()
         close_old_connections()
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from django_workflows import outbox, relay
+from django_workflows import outbox, relay, workers
 from django_workflows.actors import DatabaseTransport, DramatiqTransport
+from django_workflows.workers import Presence
 
 
 class Command(BaseCommand):
@@ -36,8 +37,10 @@ class Command(BaseCommand):
         stop = threading.Event()
         # In a thread: a signal handler may set an event only if its own thread never waits for it.
         thread = threading.Thread(target=run, args=(stop,), name="django_workflows relay")
+        presence = threading.Thread(target=say_so, args=(stop,), daemon=True)
         with stopped_by_signals(stop):
             thread.start()
+            presence.start()
             self.stdout.write(f"Relaying due deliveries to the {broker}; Ctrl-C ends it.")
             self.stdout.flush()
             thread.join()
@@ -47,6 +50,13 @@ class Command(BaseCommand):
 def run(stop: threading.Event) -> None:
     try:
         relay.run(stop)
+    finally:
+        connections.close_all()
+
+
+def say_so(stop: threading.Event) -> None:
+    try:
+        workers.run(stop, Presence((), relays=True))
     finally:
         connections.close_all()
 
