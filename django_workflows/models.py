@@ -166,6 +166,9 @@ class Delivery(models.Model):
     message_id = models.UUIDField(help_text=_("Shared by all deliveries of one message."))
     message_name = models.CharField(max_length=200)
     body = models.TextField(help_text=_("The message as JSON."))
+    original_body = models.TextField(
+        default="", blank=True, help_text=_("As it was sent, if the body was edited since.")
+    )
     attributes = models.JSONField(default=dict, blank=True)
     sticky_attributes = models.JSONField(default=dict, blank=True)
     correlation_id = models.UUIDField(help_text=_("Shared by a whole conversation."))
@@ -229,6 +232,12 @@ class Delivery(models.Model):
         verbose_name_plural = _("deliveries")
         permissions = (
             ("replay_delivery", "Can replay deliveries"),
+            ("edit_delivery", "Can replay deliveries with an edited body"),
+            ("cancel_delivery", "Can cancel deliveries"),
+            ("skip_delivery", "Can mark deliveries as handled by hand"),
+            ("reschedule_delivery", "Can make waiting deliveries due now"),
+            ("cancel_instance", "Can cancel instances of workflows"),
+            ("compensate_instance", "Can continue the undoing of instances"),
             ("view_sensitive", "Can view what is marked as sensitive"),
         )
         constraints = (
@@ -254,11 +263,11 @@ class Delivery(models.Model):
                 name="django_workflows_instance",
                 condition=Q(instance_id__isnull=False),
             ),
-            # What an instance has noted to undo, and what of its commands has failed.
+            # What an instance has sent, and has noted to undo.
             models.Index(
                 fields=["sender_instance_id"],
                 name="django_workflows_sender",
-                condition=Q(status__in=("noted", "failed")),
+                condition=Q(sender_instance_id__isnull=False),
             ),
             # Messages that came before their instance.
             models.Index(

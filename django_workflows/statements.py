@@ -556,6 +556,7 @@ _INSERT_CONSTANTS = {
     "failures": "'[]'",
     "error": "''",
     "error_class": "''",
+    "original_body": "''",
     "traceback": "''",
     "step": "''",
     "undoes": "false",

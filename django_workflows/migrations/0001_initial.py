@@ -28,6 +28,14 @@ class Migration(migrations.Migration):
                 ),
                 ("message_name", models.CharField(max_length=200)),
                 ("body", models.TextField(help_text="The message as JSON.")),
+                (
+                    "original_body",
+                    models.TextField(
+                        blank=True,
+                        default="",
+                        help_text="As it was sent, if the body was edited since.",
+                    ),
+                ),
                 ("attributes", models.JSONField(blank=True, default=dict)),
                 ("sticky_attributes", models.JSONField(blank=True, default=dict)),
                 ("correlation_id", models.UUIDField(help_text="Shared by a whole conversation.")),
@@ -156,6 +164,12 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "deliveries",
                 "permissions": (
                     ("replay_delivery", "Can replay deliveries"),
+                    ("edit_delivery", "Can replay deliveries with an edited body"),
+                    ("cancel_delivery", "Can cancel deliveries"),
+                    ("skip_delivery", "Can mark deliveries as handled by hand"),
+                    ("reschedule_delivery", "Can make waiting deliveries due now"),
+                    ("cancel_instance", "Can cancel instances of workflows"),
+                    ("compensate_instance", "Can continue the undoing of instances"),
                     ("view_sensitive", "Can view what is marked as sensitive"),
                 ),
                 "indexes": [
@@ -170,7 +184,7 @@ class Migration(migrations.Migration):
                         name="django_workflows_instance",
                     ),
                     models.Index(
-                        condition=models.Q(("status__in", ("noted", "failed"))),
+                        condition=models.Q(("sender_instance_id__isnull", False)),
                         fields=["sender_instance_id"],
                         name="django_workflows_sender",
                     ),
