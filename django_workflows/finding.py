@@ -117,7 +117,8 @@ def missing(run: Run, step: Step | None) -> Found:
         key = run.key(step)
         sought = f"{step.maps_to} {key!r:.100}"
         if key is not None and (other := run.table.any(run.cursor, step.maps_to or "", key)):
-            return ended(run, other)
+            # It has ended, unless it was created since `find` has looked.
+            return find(run) if matching(run, step) else ended(run, other)
         if key is not None and step.waits and not run.delivery.waits_for:
             return park(run, step, key)
     name = type(run.message).stored_name()
