@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig, apps
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
@@ -17,12 +19,32 @@ class WorkflowsConfig(AppConfig):
 
         checks.register()
         autodiscover_modules("messages", "workflows", "handlers")
+        observe()
         if apps.is_installed("django_dramatiq"):
             from django_workflows import actors  # likewise
 
             actors.install()
         if apps.is_installed("django.contrib.admin"):
             register_admin()
+
+
+#: What observes deliveries, and the library that it needs.
+OBSERVERS = {
+    "django_workflows.otel": "opentelemetry.trace",
+    "django_workflows.prometheus": "prometheus_client",
+}
+
+
+def observe() -> None:
+    """Let tracing and metrics watch deliveries, as far as their libraries are installed."""
+    from django_workflows import observing  # likewise
+
+    for module, library in OBSERVERS.items():
+        try:
+            import_module(library)
+        except ImportError:
+            continue
+        observing.observers += (import_module(module).observer,)
 
 
 def register_admin() -> None:

@@ -38,7 +38,7 @@ class DeliveryFilter(logging.Filter):
     a format string can name them.
     """
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
         facts = facts_now()
         for name in FACTS:
             if not hasattr(record, name):
