@@ -243,9 +243,8 @@ def _step_functions(cls: type) -> list[Callable[..., None]]:
 
 
 def _lines(cls: type) -> list[line]:
-    return [
-        value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, line)
-    ]
+    found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    return [value for value in found.values() if isinstance(value, line)]
 
 
 def _state_of(cls: type) -> type[WorkflowState] | None:
