@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from django_workflows.errors import RetryLater, Unrecoverable
     from django_workflows.handlers import handles
     from django_workflows.lines import line, stage
-    from django_workflows.messages import Command, Event
+    from django_workflows.messages import Command, Event, Sensitive
     from django_workflows.notices import CommandFailed, WorkflowEnded
     from django_workflows.workflows import (
         Workflow,
@@ -36,6 +36,7 @@ _MODULES = {
     "Event": "messages",
     "HandlerContext": "context",
     "RetryLater": "errors",
+    "Sensitive": "messages",
     "Unrecoverable": "errors",
     "Workflow": "workflows",
     "WorkflowContext": "context",
@@ -62,6 +63,7 @@ __all__ = [
     "Event",
     "HandlerContext",
     "RetryLater",
+    "Sensitive",
     "Unrecoverable",
     "Workflow",
     "WorkflowContext",

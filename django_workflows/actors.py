@@ -18,8 +18,8 @@ from dramatiq.middleware import Shutdown
 
 from django_workflows import conf, dispatch, leases, outbox, registry, relay, workers
 from django_workflows.broker import ACTOR, DatabaseBroker
-from django_workflows.workers import Presence
 from django_workflows.errors import BrokerResting
+from django_workflows.workers import Presence
 
 logger = logging.getLogger(__name__)
 

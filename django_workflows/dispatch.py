@@ -12,6 +12,7 @@ from django.db import transaction
 from django_workflows import (
     conf,
     leases,
+    masking,
     observing,
     outbox,
     recovery,
@@ -185,7 +186,7 @@ def record_failure(
         delivery.handler,
         delivery.id,
         f"the next is in {retry_after}" if retry_after is not None else "it will not be retried",
-        exc_info=error,
+        exc_info=masking.stand_in(delivery, error),
         extra=observing.facts_of(delivery),
     )
     connection = outbox.database()
@@ -229,7 +230,7 @@ def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:
             logger.error(
                 "Delivery %s was committed; this came after.",
                 delivery.id,
-                exc_info=ending.error,
+                exc_info=masking.stand_in(delivery, ending.error),
                 extra=observing.facts_of(delivery),
             )
         return Handled()

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db.backends.utils import CursorWrapper
 
-from django_workflows import observing, parking
+from django_workflows import masking, observing, parking
 from django_workflows.declarations import Step, WorkflowDefinition
 from django_workflows.endings import Ignored, Parked
 from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch
@@ -128,7 +128,8 @@ def missing(run: Run, step: Step | None) -> Found:
     if step and step.if_missing == "retry":
         raise InstanceMissing(reason)
     facts = observing.facts_of(run.delivery)
-    logger.warning("%s The message is ignored.", reason, extra=facts)
+    shown = masking.text_of(run.delivery, reason)
+    logger.warning("%s The message is ignored.", shown, extra=facts)
     return Ignored(reason)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from django.apps import apps
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
 from django_workflows import conf
@@ -17,6 +19,18 @@ from django_workflows.errors import (
     TooLarge,
     UnreadableBody,
 )
+
+#: What is shown in place of a value that not everybody may see.
+MASK = "*****"
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """Marks a field of a message: `iban: Annotated[str, Sensitive()]`.
+
+    Its value is stored and handled like any other, and shown as `*****` in the admin, logs and
+    exports, to those without the permission `django_workflows.view_sensitive`.
+    """
 
 
 class Message(BaseModel):
@@ -57,6 +71,11 @@ class Message(BaseModel):
                     f"Give the field another name."
                 )
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        fields = type(self).model_fields
+        for name, value in super().__repr_args__():
+            yield name, MASK if name in fields and is_marked(fields[name]) else value
+
     @classmethod
     def stored_name(cls) -> str:
         """The name that is stored with every delivery of this message.
@@ -79,6 +98,19 @@ class Command(Message):
 
 class Event(Message):
     """A fact, in the past tense: `PaymentTaken`. Any number of handlers react to it."""
+
+
+def is_marked(field: FieldInfo) -> bool:
+    """Whether the field, or a member of its union, is marked as sensitive."""
+    return any(map(is_mark, field.metadata)) or any(
+        is_mark(mark)
+        for member in get_args(field.annotation)
+        for mark in getattr(member, "__metadata__", ())
+    )
+
+
+def is_mark(metadata: Any) -> bool:
+    return metadata is Sensitive or isinstance(metadata, Sensitive)
 
 
 def name_in_app(declared: type | Callable[..., Any], statement: str) -> str:
@@ -142,8 +174,15 @@ def _culprit(message: Message) -> str:
         try:
             message.model_dump_json(include={field})
         except _UNWRITABLE:
-            return f"{name}.{field} is {_shown(getattr(message, field))}, which"
+            return f"{name}.{field} is {_shown_of(message, field)}, which"
     return name
+
+
+def _shown_of(message: Message, field: str, value: Any = None) -> str:
+    """The field's value, or the one given, as an error names it, unless it is sensitive."""
+    if is_marked(type(message).model_fields[field]):
+        return MASK
+    return _shown(getattr(message, field) if value is None else value)
 
 
 def _shown(value: Any) -> str:
@@ -177,8 +216,9 @@ def _check_round_trip(message: Message, body: str) -> None:
         left, right = getattr(message, field), getattr(arrived, field)
         if not _alike(left, right):
             raise NotSerialisable(
-                f"{type(message).__qualname__}.{field} is {_shown(left)} and would arrive as "
-                f"{_shown(right)}. Declare the field's type so that JSON keeps it. {_REMEDY}"
+                f"{type(message).__qualname__}.{field} is {_shown_of(message, field)} and would "
+                f"arrive as {_shown_of(message, field, right)}. Declare the field's type so "
+                f"that JSON keeps it. {_REMEDY}"
             )
 
 

@@ -76,3 +76,12 @@ class SlotState(WorkflowState):
                 name="tests_one_running_slot",
             ),
         )
+
+
+class CustomerState(WorkflowState):
+    """A state with a field that not everybody may see."""
+
+    sensitive_fields = ("iban",)
+
+    name = models.CharField(max_length=50, default="", blank=True)
+    iban = models.CharField(max_length=50, unique=True, null=True)  # noqa: DJ001  several have none
