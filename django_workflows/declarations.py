@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, cast
 
 from django_workflows import conf
 from django_workflows.messages import Event, Message, name_in_app
@@ -86,13 +86,25 @@ class Join:
             return starts or bool(changed)
         return starts or self.count in {field.name for field in changed}
 
-    def needed(self, state: WorkflowState) -> int:
-        """How many arrivals make it complete."""
+    def needed(self, state: WorkflowState) -> int | None:
+        """How many arrivals make it complete; None while that is not known."""
         if self.count is None:
             return len(self.messages)
         if isinstance(self.count, str):
-            return int(getattr(state, self.count))
+            return cast("int | None", getattr(state, self.count))
         return self.count(state) if callable(self.count) else self.count
+
+    def counted(self, arrived: Iterable[Message]) -> list[Message]:
+        """Those of the messages that count: all, or the first of each kind or distinct value."""
+        if self.count is not None and self.distinct is None:
+            return list(arrived)
+        first: dict[Any, Message] = {}
+        for message in arrived:
+            value: Any = type(message)
+            if self.distinct and self.count is not None:
+                value = str(getattr(message, self.distinct))
+            first.setdefault(value, message)
+        return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,21 +50,17 @@ def arrived(definition: WorkflowDefinition, step: Step, instance: WorkflowState)
     join: Join = step.join  # type: ignore[assignment]
     rows = _arrivals(definition, step, join, instance).order_by("pk")
     classes = {name: message for message in join.messages for name in message.stored_names()}
-    messages = [
+    return join.counted(
         from_json(classes[name], body) for name, body in rows.values_list("message_name", "body")
-    ]
-    if join.count is None:
-        return list({type(message): message for message in reversed(messages)}.values())[::-1]
-    if join.distinct:
-        seen = {str(getattr(message, join.distinct)): message for message in reversed(messages)}
-        return list(seen.values())[::-1]
-    return messages
+    )
 
 
 def _is_complete(
     definition: WorkflowDefinition, step: Step, join: Join, instance: WorkflowState
 ) -> bool:
     needed = join.needed(instance)
+    if needed is None:
+        return False
     per_name = dict(
         _arrivals(definition, step, join, instance)
         .order_by()
