@@ -16,7 +16,7 @@ from django_workflows.dispatch import claim, deliver
 from django_workflows.logs import FACTS, DeliveryFilter
 from django_workflows.models import Delivery, Status
 from tests.delivering import deliver_due, delivery_of
-from tests.models import ParcelState, TallyState
+from tests.models import ParcelState
 from tests.processes import ROOT, run_manage
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
