@@ -87,6 +87,12 @@ class Terms:
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
             raise MessageError("Both delay= and at= are given. Give one of them.")
+        if self.message_id is not None and self.idempotency_key is not None:
+            raise MessageError("Both message_id= and idempotency_key= are given. Give one of them.")
+        if self.idempotency_key == "":
+            raise MessageError(
+                "idempotency_key='' would make all such messages one. Give None for none."
+            )
         at: Any = self.at  # what a caller without a type checker may have passed
         if not isinstance(self.delay, timedelta | None):
             raise MessageError(
