@@ -66,22 +66,27 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
     workflow.
     """
     state = _state_of(delivery)
-    # A step of the instance that is about to note something comes before this, or after it.
-    list(_instances(state).filter(pk=delivery.sender_instance_id).select_for_update())
-    if send_next(delivery.sender_instance_id):
-        _instances(state).filter(pk=delivery.sender_instance_id, lifecycle=Lifecycle.FAILED).update(
-            lifecycle=Lifecycle.COMPENSATING
-        )
-        return None
     undoing = _instances(state).filter(
         pk=delivery.sender_instance_id,
         lifecycle__in=(Lifecycle.COMPENSATING, Lifecycle.FAILED),
     )
+    # A step of the instance that is about to note something comes before this, or after it.
+    if not list(undoing.select_for_update()):
+        return None  # it was replayed by hand, and the instance undoes nothing
+    if send_next(delivery.sender_instance_id):
+        undoing.filter(lifecycle=Lifecycle.FAILED).update(lifecycle=Lifecycle.COMPENSATING)
+        return None
     now = clock.read(outbox.database())
     if undoing.update(lifecycle=Lifecycle.COMPENSATED, ended_at=now):
         ended: WorkflowState = _instances(state).get(pk=delivery.sender_instance_id)
         return ended
     return None
+
+
+def lock(delivery: Delivery) -> None:
+    """Keep steps of the undo command's instance out until the end of the transaction."""
+    rows = _instances(_state_of(delivery)).filter(pk=delivery.sender_instance_id)
+    list(rows.select_for_update())
 
 
 def stop(delivery: Delivery) -> None:
