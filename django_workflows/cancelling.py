@@ -1,12 +1,16 @@
-"""Cancel an instance from outside: from code, the admin or a command."""
+"""Cancel an instance, or deliveries, from outside: from code, the admin or a command."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
-from django.db import transaction
+from django.db import router, transaction
+from django.db.models import Q
 
-from django_workflows import clock, outbox, registry, telling
+from django_workflows import batching, clock, outbox, registry, telling
+from django_workflows.batching import Deliveries, OnBatch
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import WorkflowsError
 from django_workflows.models import (
@@ -44,6 +48,48 @@ def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool 
             for child in children_of(definition, instance):
                 cancel_instance(child, reason=reason, cascade=True)
     return True
+
+
+#: What waits. An undo command that has left is skipped instead: the undoing would stop for ever.
+CANCELLABLE = Q(status=Status.PENDING, undoes=False) | Q(status=Status.NOTED)
+
+
+def cancel_deliveries(
+    deliveries: Deliveries,
+    *,
+    reason: str,
+    limit: int | None = None,
+    on_batch: OnBatch = batching.nothing,
+) -> int:
+    """Cancel those that wait, or are noted to undo something, with the reason; how many.
+
+    They can be replayed. Nobody is told: a step that waits for an answer to one of them goes on
+    waiting. What is running is left alone, and so is an undo command that has left: skip it, or
+    cancel its instance. Batches and `on_batch` are as for `replay`.
+    """
+
+    def cancel_batch(ids: Sequence[UUID]) -> list[Delivery]:
+        now = clock.read(outbox.database())
+        return batching.change_each(
+            ids,
+            CANCELLABLE,
+            lambda rows: rows.update(
+                status=Status.CANCELLED,
+                reason=reason or "Cancelled by hand.",
+                waits_for="",
+                held_up_since=None,
+                ended_at=now,
+                relay_at=None,
+            ),
+        )
+
+    found = cancellable(deliveries)
+    return batching.in_batches(found, cancel_batch, limit=limit, on_batch=on_batch)
+
+
+def cancellable(deliveries: Deliveries) -> Deliveries:
+    """Those of the deliveries that can be cancelled, read where they are written."""
+    return deliveries.using(router.db_for_write(Delivery)).filter(CANCELLABLE)
 
 
 def children_of(definition: WorkflowDefinition, instance: WorkflowState) -> list[WorkflowState]:

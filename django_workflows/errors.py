@@ -57,6 +57,10 @@ class NotDeclared(WorkflowsError):
     """A message, handler or workflow is asked for by a name that nothing declares."""
 
 
+class ReasonMissing(WorkflowsError):
+    """What is done to a delivery by hand needs a reason, for those who look at it later."""
+
+
 class LookupMismatch(WorkflowsError):
     """A lookup gave a value that the field it maps to cannot hold."""
 

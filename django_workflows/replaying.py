@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from django.db import models, router, transaction
+from pydantic import ValidationError
 
-from django_workflows import registry
+from django_workflows import batching, registry, running
+from django_workflows.batching import OnBatch
 from django_workflows.declarations import Handler, Recipient, WorkflowDefinition
-from django_workflows.errors import NotDeclared
-from django_workflows.models import REPLAYABLE, Delivery
+from django_workflows.errors import NotDeclared, UnreadableBody
+from django_workflows.messages import Message, to_json
+from django_workflows.models import REPLAYABLE, Delivery, Status, WorkflowState
 
 #: Deliveries of one transaction.
-BATCH = 500
+BATCH = batching.BATCH
 
-Deliveries = models.QuerySet[Delivery]
-
-
-def _nothing(_replayed: Sequence[Delivery]) -> None: ...
+Deliveries = batching.Deliveries
 
 
 def replay(
     deliveries: Deliveries,
     *,
     limit: int | None = None,
-    on_batch: Callable[[Sequence[Delivery]], None] = _nothing,
+    on_batch: OnBatch = batching.nothing,
 ) -> int:
     """Make those of the deliveries that can be replayed due now, oldest first; how many there were.
 
@@ -36,19 +37,8 @@ def replay(
     what it did and can be repeated. `on_batch` is called with each batch after its transaction,
     the deliveries as they were before. The workers get them from the relay, within RELAY_EVERY.
     """
-    count = 0
-    found = replayable(deliveries).order_by("pk").values_list("pk", flat=True)
-    page = found
-    while limit is None or count < limit:
-        size = BATCH if limit is None else min(BATCH, limit - count)
-        ids = list(page[:size])
-        if not ids:
-            break
-        if replayed := _replay_batch(ids):
-            count += len(replayed)
-            on_batch(replayed)
-        page = found.filter(pk__gt=ids[-1])
-    return count
+    found = replayable(deliveries)
+    return batching.in_batches(found, _replay_batch, limit=limit, on_batch=on_batch, size=BATCH)
 
 
 def replayable(deliveries: Deliveries) -> Deliveries:
@@ -58,16 +48,74 @@ def replayable(deliveries: Deliveries) -> Deliveries:
 
 def _replay_batch(ids: Sequence[UUID]) -> list[Delivery]:
     """Replay those of these that nobody else has replayed meanwhile, as they were before."""
+    still = models.Q(status__in=REPLAYABLE)
+    return batching.change_each(ids, still, lambda rows: rows.replay())
+
+
+def edited(delivery: Delivery, body: str) -> str:
+    """The edited body of a delivery as it would be stored.
+
+    Raises `UnknownName`, `UnreadableBody` for one that does not fit its message, names a field
+    that the message does not have and the body did not have before, and what `send` would raise.
+    """
+    changed = copy.copy(delivery)
+    changed.body = body
+    _recipient, message = running.read(changed)
+    try:
+        type(message).model_validate_json(body)
+    except ValidationError as error:
+        new = [".".join(map(str, loc)) for loc in _unknown(error) - _unknown_in(delivery, message)]
+        if new:
+            raise UnreadableBody(
+                f"{type(message).__qualname__} has no field {', '.join(sorted(new))}. "
+                f"It has {', '.join(type(message).model_fields) or 'none'}."
+            ) from error
+    return to_json(message)
+
+
+def replay_edited(delivery_id: UUID, body: str) -> bool:
+    """Replay one delivery with another body; False: it cannot be replayed, or not any more.
+
+    The first body is kept in `original_body`. Other deliveries of the message keep theirs. Raises
+    as `edited` does, and `Delivery.DoesNotExist`.
+    """
     using = router.db_for_write(Delivery)
     with transaction.atomic(using=using):
-        batch = Delivery.objects.using(using).filter(pk__in=ids, status__in=REPLAYABLE)
-        locked = list(
-            batch.select_for_update()
-            .only("message_name", "handler", "status")
-            .order_by("pk")  # the same order for all, so that two replays cannot deadlock
-        )
-        Delivery.objects.using(using).filter(pk__in=[row.pk for row in locked]).replay()
-    return locked
+        delivery = Delivery.objects.using(using).select_for_update().get(pk=delivery_id)
+        if delivery.status not in REPLAYABLE:
+            return False
+        stored = edited(delivery, body)
+        rows = Delivery.objects.using(using).filter(pk=delivery_id)
+        rows.update(body=stored, original_body=delivery.original_body or delivery.body)
+        return bool(rows.replay())
+
+
+def continue_compensation(instance: WorkflowState) -> int:
+    """Replay the undo command at which the undoing of an instance has stopped; 0: none has.
+
+    When it is handled, the next one leaves, or the instance ends as compensated.
+    """
+    return replay(stopped_at(instance))
+
+
+def stopped_at(instance: WorkflowState) -> Deliveries:
+    """The undo commands of the instance that have failed for good."""
+    return Delivery.objects.filter(
+        sender_instance_id=instance.pk, undoes=True, status=Status.FAILED
+    )
+
+
+def _unknown(error: ValidationError) -> set[tuple[int | str, ...]]:
+    return {e["loc"] for e in error.errors(include_url=False) if e["type"] == "extra_forbidden"}
+
+
+def _unknown_in(delivery: Delivery, message: Message) -> set[tuple[int | str, ...]]:
+    """The fields that the message does not have, and that the body has all the same."""
+    try:
+        type(message).model_validate_json(delivery.body)
+    except ValidationError as error:
+        return _unknown(error)
+    return set()
 
 
 def select(

@@ -552,7 +552,7 @@ def test_the_page_of_a_delivery_shows_its_attempts_and_leads_to_its_instances(
     admin_client: Client,
 ) -> None:
     failures = [{"at": "2026-03-01T09:00:00+00:00", "attempt": 1, "error": "ValueError: no ink"}]
-    asker = FulfilmentState.objects.create(order_id=uuid7())
+    asker = FulfilmentState.objects.create(order_id=uuid7(), amount=1)
     delivery = stored(
         failures=failures,
         attempts=1,
@@ -579,7 +579,7 @@ def test_the_page_of_an_instance_lists_its_newest_deliveries(admin_client: Clien
 
 
 def test_an_instance_leads_to_the_one_that_started_it(admin_client: Client) -> None:
-    parent = FulfilmentState.objects.create(order_id=uuid7())
+    parent = FulfilmentState.objects.create(order_id=uuid7(), amount=1)
     child = ParcelState.objects.create(
         starter_workflow="orders.FulfilmentState", starter_id=parent.pk
     )
