@@ -13,7 +13,7 @@ from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from django_workflows import __version__, observing, recovery
+from django_workflows import __version__, masking, observing, recovery
 from django_workflows.endings import Conflicted, Ending, Failed, Handled, Later, Unknown
 from django_workflows.models import Delivery
 from django_workflows.observing import Observer, Watch
@@ -72,7 +72,7 @@ class _Span(Watch):
     def conflicted(self, error: BaseException) -> None:
         self._conflicts += 1
         if self._span.is_recording():
-            self._span.add_event("conflict", _facts_of(error))
+            self._span.add_event("conflict", _facts_of(self._delivery, error))
 
     def ended(self, ending: Ending | BaseException) -> None:
         context.detach(self._token)
@@ -87,12 +87,14 @@ class _Span(Watch):
         instance_id = delivery.instance_id
         match ending:
             case Failed(error) | (BaseException() as error):
-                facts = _facts_of(error)
+                facts = _facts_of(delivery, error)
                 span.add_event("exception", facts)
                 span.set_attribute("error.type", facts["exception.type"])
                 span.set_status(Status(StatusCode.ERROR, facts["exception.message"]))
             case Later(error) | Unknown(error) | Conflicted(error):
-                span.add_event("exception", _facts_of(error))  # it is put off, and no failure
+                span.add_event(
+                    "exception", _facts_of(delivery, error)
+                )  # it is put off, and no failure
             case Handled(instance) if instance is not None:
                 instance_id = instance.pk
         if instance_id:
@@ -124,9 +126,9 @@ def _context_in(delivery: Delivery | NewDelivery) -> Context:
     return propagate.extract(carrier)
 
 
-def _facts_of(error: BaseException) -> dict[str, str]:
-    """The error as it is stored with the delivery: capped, and fit for anything."""
-    record = recovery.record_of(error, 0)
+def _facts_of(delivery: Delivery, error: BaseException) -> dict[str, str]:
+    """The error as it is stored with the delivery, capped, without what is sensitive."""
+    record = recovery.record_of(masking.stand_in(delivery, error), delivery.attempts)
     return {
         "exception.type": record.error_class,
         "exception.message": record.error,

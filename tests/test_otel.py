@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from django.test import override_settings
@@ -19,6 +19,7 @@ from django_workflows import (
     CommandFailed,
     Event,
     RetryLater,
+    Sensitive,
     define_workflow,
     handles,
     observing,
@@ -51,6 +52,10 @@ class ParcelWeighed(Event):
 
 class UnweighParcel(Command):
     pass
+
+
+class TakePayment(Command):
+    card: Annotated[str, Sensitive()]
 
 
 class Spans:
@@ -287,6 +292,20 @@ def test_a_failed_attempt_has_its_error_on_the_span(spans: Spans) -> None:
     assert "no scales" in str(span.status.description)
     assert "no scales" in event(span, "exception")["exception.message"]
     assert "in weigh" in event(span, "exception")["exception.stacktrace"]
+
+
+def test_what_is_sensitive_is_masked_in_the_error_on_the_span(spans: Spans) -> None:
+    @handles(TakePayment)
+    def take_payment(message: TakePayment, context: Any) -> None:
+        context.fail(f"{message.card} was refused")
+
+    send(TakePayment(card="4111-1111-1111-1111"))
+
+    deliver_due()
+
+    span = spans.one("process TakePayment")
+    assert "was refused" in event(span, "exception")["exception.message"]
+    assert "4111" not in span.to_json()
 
 
 def test_a_handler_that_asks_for_later_has_not_failed(spans: Spans) -> None:
