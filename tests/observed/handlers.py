@@ -1,0 +1,5 @@
+"""Found by the worker processes that have this app."""
+
+from tests.observed.declared import declare
+
+declare()
