@@ -221,7 +221,7 @@ def test_a_graph_takes_few_queries_whatever_has_happened() -> None:
     with CaptureQueriesContext(connection) as captured:
         svg_for(instance)
 
-    assert len(captured) <= 7
+    assert len(captured) <= 6
 
 
 # Where an instance is

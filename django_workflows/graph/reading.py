@@ -20,8 +20,6 @@ from django_workflows.notices import CommandFailed, JoinComplete, WorkflowEnded
 SAMPLE = 20_000
 #: Deliveries of one instance that are marked.
 MARKED = 1_000
-#: Steps of one instance, the last ones, whose messages are looked for by their time.
-STEPS_FOLLOWED = 30
 #: How far the clocks of two machines may be apart.
 SKEW = timedelta(seconds=3)
 
@@ -31,7 +29,7 @@ OUTSIDE = "outside"
 def read(definition: WorkflowDefinition, instance: WorkflowState | None = None) -> Graph:
     """The graph of the workflow, with the figures of recent deliveries and the instance marked.
 
-    At most seven queries, each bounded: of tables of any size only `SAMPLE` rows are read.
+    At most six queries, each bounded: of tables of any size only `SAMPLE` rows are read.
     """
     graph = declared(definition)
     add_recent(graph, definition)
@@ -246,8 +244,7 @@ def mark(graph: Graph, definition: WorkflowDefinition, instance: WorkflowState) 
     """Mark what the instance has been through, and what it waits for."""
     graph.instance_id = instance.pk
     latest: tuple[int, Node] | None = None
-    came = came_to(instance)
-    for row in came:
+    for row in came_to(instance):
         if not (target := target_of(graph, definition, row)):
             continue
         remember(target, row)
@@ -255,7 +252,7 @@ def mark(graph: Graph, definition: WorkflowDefinition, instance: WorkflowState) 
             take(graph, definition, row, target)
         if row["status"] == Status.HANDLED and (row["version"] or 0) >= (latest or (0,))[0]:
             latest = row["version"] or 0, target
-    for row in went_from(definition, instance, came):
+    for row in went_from(definition, instance):
         if row["instance_id"] != instance.pk and (target := target_of(graph, definition, row)):
             remember(target, row)
             take(graph, definition, row, target)
@@ -285,23 +282,10 @@ MARKS = ("instance_id", "version", *FACTS)
 def came_to(instance: WorkflowState) -> list[dict[str, Any]]:
     """What has reached the instance, oldest first; the newest of it, if it is much."""
     rows = Delivery.objects.filter(instance_id=instance.pk).order_by("-pk")
-    found = rows.values("pk", "causation_id", "started_at", "ended_at", *MARKS)[:MARKED]
-    return list(found)[::-1]
+    return list(rows.values(*MARKS)[:MARKED])[::-1]
 
 
-def went_from(
-    definition: WorkflowDefinition, instance: WorkflowState, came: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """What the instance has sent. No index leads from a sender to all that it sent, but these do:
-
-    what has been answered is named by the answer, what failed is in an index, and what a step
-    sent was made while that step ran, so its UUIDv7 lies between two times.
-    """
-    causes = {row["causation_id"] for row in came if row["causation_id"]}
-    chosen = Q(message_id__in=causes) | Q(status__in=(Status.NOTED, Status.FAILED))
-    for row in came[-STEPS_FOLLOWED:]:
-        if row["status"] == Status.HANDLED and row["started_at"] and row["ended_at"]:
-            first, last = id_at(row["started_at"] - SKEW), id_at(row["ended_at"] + SKEW)
-            chosen |= Q(pk__range=(first, last))
-    sent = Q(sender_instance_id=instance.pk, sender__in=definition.names)
-    return list(Delivery.objects.filter(sent, chosen).order_by("pk").values(*MARKS)[:MARKED])
+def went_from(definition: WorkflowDefinition, instance: WorkflowState) -> list[dict[str, Any]]:
+    """What the instance has sent, oldest first; the newest of it, if it is much."""
+    sent = Delivery.objects.filter(sender_instance_id=instance.pk, sender__in=definition.names)
+    return list(sent.order_by("-pk").values(*MARKS)[:MARKED])[::-1]
