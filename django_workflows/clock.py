@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -32,3 +33,8 @@ def read(connection: BaseDatabaseWrapper) -> datetime:
         cursor.execute(f"SELECT {sql()}")
         moment: datetime = cursor.fetchone()[0]
     return moment
+
+
+def first_id_at(moment: datetime) -> UUID:
+    """The smallest UUIDv7 of this moment: ids of rows that were made before are smaller."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)

@@ -85,3 +85,31 @@ class CustomerState(WorkflowState):
 
     name = models.CharField(max_length=50, default="", blank=True)
     iban = models.CharField(max_length=50, unique=True, null=True)  # noqa: DJ001  several have none
+
+
+class LetterState(WorkflowState):
+    """A state that rows of other models refer to."""
+
+
+class Letter(models.Model):
+    """A row that goes with its instance."""
+
+    state = models.ForeignKey(LetterState, on_delete=models.CASCADE)
+
+    def __str__(self) -> str:
+        return f"Letter of {self.state_id}"
+
+
+class Receipt(models.Model):
+    """A row without which its instance must not go."""
+
+    state = models.ForeignKey(LetterState, on_delete=models.PROTECT, related_name="+")
+
+    def __str__(self) -> str:
+        return f"Receipt of {self.state_id}"
+
+
+class FolderState(WorkflowState):
+    """An instance that would go with that of another workflow."""
+
+    letter = models.ForeignKey(LetterState, null=True, on_delete=models.CASCADE, related_name="+")
