@@ -30,11 +30,13 @@ from django_workflows.admin.display import (
 )
 from django_workflows.admin.filters import (
     CreatedFilter,
+    ErrorClassFilter,
     HandlerFilter,
     MessageFilter,
     StatusFilter,
 )
 from django_workflows.admin.lists import ReadOnlyAdmin
+from django_workflows.admin.urls import own_urls
 from django_workflows.models import Delivery, Status
 from django_workflows.replaying import replay
 
@@ -63,6 +65,7 @@ class DeliveryAdmin(ReadOnlyAdmin):
         ("status", StatusFilter),
         CreatedFilter,
         HandlerFilter,
+        ErrorClassFilter,
         MessageFilter,
     )
     search_fields = ("id",)
@@ -110,6 +113,11 @@ class DeliveryAdmin(ReadOnlyAdmin):
     ended = shown_time("ended_at", _("ended at"))
     relayed = shown_time("relay_at", _("relayed next at"))
 
+    # The app's own pages
+
+    def get_urls(self) -> list[Any]:
+        return [*own_urls(self), *super().get_urls()]
+
     # The list
 
     def wide_fields(self) -> Iterable[str]:
@@ -125,7 +133,7 @@ class DeliveryAdmin(ReadOnlyAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """The filters and nothing else: no other column has an index."""
-        return lookup in ("status__exact", "created", "handler", "message")
+        return lookup in ("status__exact", "created", "handler", "error_class", "message")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -44,6 +44,23 @@ class HandlerFilter(admin.SimpleListFilter):
         return queryset.filter(handler__in=names)
 
 
+class ErrorClassFilter(admin.SimpleListFilter):
+    """Shown where the page of what failed alike leads; of itself it knows no errors."""
+
+    title = _("error")
+    parameter_name = "error_class"
+
+    def __init__(self, request: HttpRequest, *args: Any) -> None:
+        self.asked_for = request.GET.get(self.parameter_name)
+        super().__init__(request, *args)
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[Any, Any]]:
+        return [] if self.asked_for is None else [(self.asked_for, self.asked_for or "-")]
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        return queryset.filter(error_class=self.asked_for)
+
+
 class MessageFilter(admin.SimpleListFilter):
     title = _("message")
     parameter_name = "message"
@@ -81,7 +98,8 @@ class CreatedFilter(admin.SimpleListFilter):
     def __init__(self, request: HttpRequest, *args: Any) -> None:
         super().__init__(request, *args)
         status = request.GET.get("status__exact", "")
-        names_chosen = {"handler", "message"} & set(request.GET)
+        indexed = {"handler", "error_class"} if status == Status.FAILED else set()
+        names_chosen = ({"handler", "error_class", "message"} - indexed) & set(request.GET)
         needs_limit = names_chosen or (status and status not in INDEXED)
         self.default = "week" if needs_limit and not request.GET.get(SEARCH_VAR) else "any"
 
