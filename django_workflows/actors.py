@@ -16,7 +16,7 @@ from django.db import close_old_connections
 from dramatiq import Broker, Message, Middleware, Worker
 from dramatiq.middleware import Shutdown
 
-from django_workflows import conf, dispatch, leases, outbox, registry, relay, workers
+from django_workflows import conf, dispatch, leases, observing, outbox, registry, relay, workers
 from django_workflows.broker import ACTOR, DatabaseBroker
 from django_workflows.errors import BrokerResting
 from django_workflows.workers import Presence
@@ -140,6 +140,7 @@ class WorkflowsMiddleware(Middleware):
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self.stop_rest.set()
+        observing.stopping()
 
 
 def presence_of(worker: Worker) -> Presence:

@@ -40,6 +40,9 @@ class Observer:
         """This process has claimed a delivery and is about to handle it."""
         return Watch()
 
+    def stopping(self) -> None:
+        """This worker process handles nothing any more and is about to end."""
+
 
 #: Set by the app when it is ready.
 observers: tuple[Observer, ...] = ()
@@ -49,6 +52,12 @@ def sent(deliveries: Sequence[NewDelivery]) -> None:
     """Tell the observers that a message is sent."""
     for observer in observers:
         _safely(observer.sent, deliveries)
+
+
+def stopping() -> None:
+    """Tell the observers that this worker process ends."""
+    for observer in observers:
+        _safely(observer.stopping)
 
 
 class Handling:
@@ -79,9 +88,9 @@ def handling(delivery: Delivery) -> Iterator[Handling]:
         raise
 
 
-def _safely(tell: Callable[..., Any], about: Any) -> Any:
+def _safely(tell: Callable[..., Any], *about: Any) -> Any:
     try:
-        return tell(about)
+        return tell(*about)
     except Exception:
         logger.exception("An observer of deliveries failed; the delivery is not affected.")
 

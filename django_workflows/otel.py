@@ -19,6 +19,9 @@ from django_workflows.models import Delivery
 from django_workflows.observing import Observer, Watch
 from django_workflows.statements import NewDelivery
 
+#: Milliseconds that a worker waits, at its end, for its last spans to leave.
+FLUSH_MS = 5_000
+
 
 class Tracing(Observer):
     """Spans as the semantic conventions for messaging describe them."""
@@ -58,6 +61,12 @@ class Tracing(Observer):
             attributes={**_attributes("process", delivery), **facts},
         )
         return _Span(span, sender, delivery)
+
+    def stopping(self) -> None:
+        """Let go of the last spans: before Python 3.13 the SDK does not, in a child process."""
+        flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+        if flush is not None:
+            flush(FLUSH_MS)
 
 
 class _Span(Watch):

@@ -113,6 +113,24 @@ def test_a_trace_goes_on_from_process_to_process_and_through_a_retry(
     )
 
 
+def test_a_worker_that_is_stopped_lets_go_of_its_last_spans(
+    rundramatiq: Callable[..., Workers],
+    manage: Callable[..., Any],
+    observed: dict[str, str],
+    spans_file: Path,
+) -> None:
+    workers = rundramatiq(env={**observed, "SPANS_AT_THE_END": "yes"})
+    manage("shell", "-c", PUBLISH.format(1), env=observed)
+    wait_until(completed, 30)
+    assert workers.worker_pids[0] not in {span.pid for span in read(spans_file)}
+
+    workers.stop()
+
+    assert "process ParcelWeighed" in {
+        span.name for span in read(spans_file) if span.pid == workers.worker_pids[0]
+    }
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as probe:
