@@ -238,6 +238,12 @@ class WorkflowContext(Context, Generic[S]):
         effects.outgoing[:] = [
             new for new in effects.outgoing if new.message_name not in names or new.handler != own
         ]
+        if names & {name for one in self._definition.messages for name in one.stored_names()}:
+            effects.asked[:] = [
+                (verb, message, terms)
+                for verb, message, terms in effects.asked
+                if verb != "send" or message.stored_name() not in names
+            ]
 
     def complete(self) -> None:
         """End the instance with this step's changes, and cancel what it has waiting for itself.
