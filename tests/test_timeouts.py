@@ -1,11 +1,12 @@
 """Timeouts: an instance sends itself a command for later, and can take it back."""
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_workflows import (
     Command,
@@ -14,6 +15,7 @@ from django_workflows import (
     Workflow,
     handles,
     publish,
+    send,
     started_by,
     when,
 )
@@ -46,6 +48,10 @@ class AskCourier(Command):
 
 
 class PrintLabel(Command):
+    pass
+
+
+class RemindLater(Command):
     pass
 
 
@@ -112,12 +118,16 @@ def test_a_cancelled_timeout_stays_as_a_row_that_says_so() -> None:
     assert ParcelState.objects.get().version == 2
 
 
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
 def test_a_timeout_that_is_cancelled_and_sent_again_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
+    block: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also when the new one was inserted at once, inside a block of the step's own."""
+
     def postpone(workflow: Any) -> None:
         workflow.cancel(ParcelOverdue)
-        workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
+        with block():
+            workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
 
     Timeouts(on_arrival=postpone)
     publish(ParcelPosted())
@@ -135,9 +145,11 @@ def test_a_timeout_that_is_cancelled_and_sent_again_is_replaced(
     assert ParcelState.objects.get().seen == ["asked", "overdue 2"]
 
 
-def test_what_a_step_sent_and_cancels_again_never_leaves() -> None:
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
+def test_what_a_step_sent_and_cancels_again_never_leaves(block: Any) -> None:
     def hesitate(workflow: Any) -> None:
-        workflow.send(ParcelOverdue(round=2))
+        with block():
+            workflow.send(ParcelOverdue(round=2))
         workflow.cancel(ParcelOverdue)
 
     Timeouts(on_arrival=hesitate)
@@ -147,7 +159,33 @@ def test_what_a_step_sent_and_cancels_again_never_leaves() -> None:
     publish(ParcelArrived())
     deliver_due()
 
-    assert statuses_of(ParcelOverdue) == [Status.CANCELLED]
+    assert set(statuses_of(ParcelOverdue)) == {Status.CANCELLED}
+
+
+def test_what_another_sent_to_the_instance_is_not_its_own_to_cancel() -> None:
+    """A handler sends the same command, on behalf of the same instance."""
+    Timeouts(on_arrival=lambda workflow: workflow.cancel(ParcelOverdue))
+    publish(ParcelPosted())
+    deliver_due()
+    state = ParcelState.objects.get()
+
+    @handles(RemindLater)
+    def remind(message: RemindLater, context: HandlerContext) -> None:
+        context.send(ParcelOverdue(round=3), delay=timedelta(hours=1))
+
+    send(RemindLater())
+    Delivery.objects.filter(message_name="tests.RemindLater").update(
+        workflow_ids={"tests.ParcelState": str(state.pk)}
+    )
+    deliver_due()
+    publish(ParcelArrived())
+    deliver_due()
+
+    overdue = Delivery.objects.filter(message_name="tests.ParcelOverdue", instance_id=state.pk)
+    assert dict(overdue.values_list("sender", "status")) == {
+        "tests.ParcelState": Status.CANCELLED,
+        "tests.remind": Status.PENDING,
+    }
 
 
 def test_completion_cancels_what_waits_for_the_instance_itself_and_nothing_else() -> None:
