@@ -151,7 +151,7 @@ def run_step(
     """Call the step, then write in this order: state, cancelled, sent, the mark of the end."""
     effects = Effects()
     step, instance = target.step, target.instance
-    origin = origin_of(delivery, definition.name, step.name)
+    origin = origin_of(delivery, definition.name, step.name, instance)
     context: Context = definition.context_class(delivery, origin, effects, instance, definition)
     with entered(context):
         definition.run(step, message, context)
@@ -213,14 +213,21 @@ def cancel(
     )
 
 
-def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
-    """What the messages that are sent while this one is handled inherit from it."""
+def origin_of(
+    delivery: Delivery, sender: str, step: str = "", instance: WorkflowState | None = None
+) -> Origin:
+    """What the messages that are sent while this one is handled inherit from it.
+
+    The ids of the workflows that have seen it travel on; an instance adds its own.
+    """
+    own = {sender: str(instance.pk)} if instance else {}
     return Origin(
         correlation_id=delivery.correlation_id,
         causation_id=delivery.message_id,
         sticky_attributes=delivery.sticky_attributes,
-        workflow_ids=delivery.workflow_ids,
+        workflow_ids={**delivery.workflow_ids, **own},
         sender=sender,
+        sender_instance_id=instance.pk if instance else None,
         sender_step=step,
     )
 
