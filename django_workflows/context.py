@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack, cast
@@ -206,8 +206,6 @@ class WorkflowContext(Context, Generic[S]):
         state: S,
         definition: WorkflowDefinition,
     ) -> None:
-        travelling = {**origin.workflow_ids, definition.name: str(state.pk)}
-        origin = replace(origin, workflow_ids=travelling, sender_instance_id=state.pk)
         super().__init__(delivery, origin, effects)
         self.state = state
         self._definition = definition

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import transaction
 from django.db.backends.utils import CursorWrapper
 
 from django_workflows import compensation, registry, statements, telling
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import LeaseLost, WorkflowsError
-from django_workflows.models import Delivery, Status
+from django_workflows.models import Delivery, Status, WorkflowState
 from django_workflows.outbox import Origin
 
 
@@ -25,7 +24,7 @@ def finish(cursor: CursorWrapper, delivery: Delivery, *, status: Status, **facts
 
 def require_commit(cursor: CursorWrapper) -> None:
     """Raise when Django would roll back without an exception: nothing would have been handled."""
-    if transaction.get_rollback(cursor.db.alias):
+    if cursor.db.get_rollback():
         raise WorkflowsError(
             "A database error was caught inside the transaction without a savepoint, so nothing "
             "can be committed. Wrap what may fail in transaction.atomic()."
@@ -37,18 +36,24 @@ def carry_on_undoing(cursor: CursorWrapper, delivery: Delivery) -> None:
     ended = compensation.carry_on(delivery)
     definition = registry.current().recipient(delivery.sender)
     if ended and isinstance(definition, WorkflowDefinition):
-        origin = origin_of(delivery, definition.name)
+        origin = origin_of(delivery, definition.name, instance=ended)
         telling.tell_starter(cursor, definition, ended, origin)
 
 
-def origin_of(delivery: Delivery, sender: str, step: str = "") -> Origin:
-    """What the messages that are sent while this one is handled inherit from it."""
+def origin_of(
+    delivery: Delivery, sender: str, step: str = "", instance: WorkflowState | None = None
+) -> Origin:
+    """What the messages that are sent while this one is handled inherit from it.
+
+    The ids of the workflows that have seen it travel on; an instance adds its own.
+    """
+    own = {sender: str(instance.pk)} if instance else {}
     return Origin(
         correlation_id=delivery.correlation_id,
         causation_id=delivery.message_id,
         sticky_attributes=delivery.sticky_attributes,
-        workflow_ids=delivery.workflow_ids,
+        workflow_ids={**delivery.workflow_ids, **own},
         sender=sender,
+        sender_instance_id=instance.pk if instance else None,
         sender_step=step,
-        trace_context=delivery.trace_context,
     )

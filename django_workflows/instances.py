@@ -6,7 +6,6 @@ The SQL is compiled once per state model, from its fields and Django's own compi
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -297,7 +296,7 @@ def difference(
     if not changed:
         return None
     pairs = {f.name: [before[f.attname], instance.__dict__[f.attname]] for f in changed}
-    return json.dumps(pairs, cls=_AnyEncoder, skipkeys=True).replace("\\u0000", "\\ufffd")
+    return _as_text.encode(pairs).replace("\\u0000", "\\ufffd")
 
 
 def is_unique_violation(error: IntegrityError) -> bool:
@@ -335,6 +334,9 @@ class _AnyEncoder(DjangoJSONEncoder):
             return super().default(value)
         except TypeError:
             return str(value)
+
+
+_as_text = _AnyEncoder(skipkeys=True)
 
 
 def _now(connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:

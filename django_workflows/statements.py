@@ -8,10 +8,11 @@ that try the same, one does it and the other is told so.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -79,11 +80,12 @@ def insert(
     """
     for start in range(0, len(deliveries), _ROWS_PER_INSERT):
         batch = deliveries[start : start + _ROWS_PER_INSERT]
-        values, params = [], []
+        values: list[str] = []
+        params: list[Any] = []
         for delivery in batch:
             times, time_params = _times(cursor.db, delivery, second_look)
             values.append(f"({_INSERT_VALUES}, {times})")
-            params += [_adapt(cursor.db, getattr(delivery, name)) for name in _INSERT_NAMES]
+            params += _adapted(cursor.db, _inserted(delivery))
             params += time_params
         cursor.execute(
             f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}) VALUES {', '.join(values)} "
@@ -506,13 +508,17 @@ def _sqlite(
 
     sql = _TOKEN.sub(fill, template)
     used.update({name: value for name, value in params.items() if f"%({name})s" in sql})
-    return sql, {name: _adapt(connection, value) for name, value in used.items()}
+    return sql, dict(zip(used, _adapted(connection, used.values()), strict=True))
 
 
-def _adapt(connection: BaseDatabaseWrapper, value: Any) -> Any:
-    """A value as the driver of this database takes it."""
+def _adapted(connection: BaseDatabaseWrapper, values: Iterable[Any]) -> Iterable[Any]:
+    """Values as the driver of this database takes them."""
     if connection.vendor == "postgresql":
-        return value
+        return values
+    return [_for_sqlite(connection, value) for value in values]
+
+
+def _for_sqlite(connection: BaseDatabaseWrapper, value: Any) -> Any:
     if isinstance(value, UUID):
         return value.hex
     if isinstance(value, datetime):
@@ -546,6 +552,7 @@ _INSERT_NAMES = (
     "sender_step",
     "queue",
 )
+_inserted = attrgetter(*_INSERT_NAMES)
 _INSERT_CONSTANTS = {
     "status": "'pending'",
     "reason": "''",
@@ -570,7 +577,7 @@ _INSERT_VALUES = ", ".join((*["%s"] * len(_INSERT_NAMES), *_INSERT_CONSTANTS.val
 
 def _times(
     connection: BaseDatabaseWrapper, delivery: NewDelivery, second_look: timedelta
-) -> tuple[str, list[Any]]:
+) -> tuple[str, Iterable[Any]]:
     """SQL and parameters of created_at, due_at and relay_at."""
     if connection.vendor == "postgresql":
         now = clock.sql()
@@ -581,6 +588,5 @@ def _times(
     now_ = clock.local()
     due_ = max(delivery.at or now_, now_ + delivery.delay)
     look = due_ + second_look if delivery.is_due_now else due_
-    return "%s, %s, %s", [
-        _adapt(connection, moment.astimezone(UTC)) for moment in (now_, due_, look)
-    ]
+    moments = [moment.astimezone(UTC) for moment in (now_, due_, look)]
+    return "%s, %s, %s", _adapted(connection, moments)

@@ -34,7 +34,7 @@ def arrive(run: Run, target: Target) -> Handled | Ignored:
         finish(run.cursor, run.delivery, status=Status.IGNORED, reason=reason, **facts)
         return Ignored(reason, instance.pk)
     finish(run.cursor, run.delivery, status=Status.HANDLED, step=step.name, **facts)
-    origin = origin_of(run.delivery, run.definition.name, step.name)
+    origin = origin_of(run.delivery, run.definition.name, step.name, instance)
     joins.complete(run.cursor, run.definition, step, instance, origin)
     return Handled()
 
@@ -43,7 +43,7 @@ def run_step(run: Run, target: Target) -> Handled:
     """Call the step, then write: state, cancelled, sent, what else follows, the mark of the end."""
     step, instance, definition = target.step, target.instance, run.definition
     effects = Effects()
-    origin = origin_of(run.delivery, definition.name, step.name)
+    origin = origin_of(run.delivery, definition.name, step.name, instance)
     context: Context = definition.context_class(run.delivery, origin, effects, instance, definition)
     with entered(context):
         definition.run(step, arguments_of(run, target), context)

@@ -245,6 +245,7 @@ def test_discard_in_a_start_step_leaves_no_instance_and_its_messages_leave() -> 
     assert Note.objects.count() == 1
     delivery = delivery_of(ParcelPosted)
     assert (delivery.status, delivery.instance_id) == (Status.HANDLED, None)
+    assert delivery.reason == "The step discarded its changes."
 
 
 def test_discard_in_a_when_step_saves_nothing_of_the_state() -> None:

@@ -2,11 +2,12 @@
 
 import re
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -53,6 +54,10 @@ class AskCourier(Command):
 
 
 class PrintLabel(Command):
+    pass
+
+
+class RemindLater(Command):
     pass
 
 
@@ -121,18 +126,21 @@ def test_a_cancelled_timeout_stays_as_a_row_that_says_so() -> None:
     assert ParcelState.objects.get().version == 2
 
 
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
 @pytest.mark.parametrize("in_one_word", [False, True])
 def test_a_timeout_that_is_cancelled_and_sent_again_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, in_one_word: bool
+    monkeypatch: pytest.MonkeyPatch, in_one_word: bool, block: Any
 ) -> None:
-    """E39."""
+    """E39. Also when the new one was inserted at once, inside a block of the step's own."""
 
     def cancel_and_send(workflow: Any) -> None:
         workflow.cancel(ParcelOverdue)
-        workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
+        with block():
+            workflow.send(ParcelOverdue(round=2), delay=timedelta(hours=5))
 
     def send_again(workflow: Any) -> None:
-        workflow.send_again(ParcelOverdue(round=2), delay=timedelta(hours=5))
+        with block():
+            workflow.send_again(ParcelOverdue(round=2), delay=timedelta(hours=5))
 
     Timeouts(on_arrival=send_again if in_one_word else cancel_and_send)
     publish(ParcelPosted())
@@ -175,9 +183,11 @@ def test_a_timeout_that_sends_itself_again_comes_round_after_round(
     assert statuses_of(ParcelOverdue) == [Status.HANDLED] * 3 + [Status.PENDING]
 
 
-def test_what_a_step_sent_and_cancels_again_never_leaves() -> None:
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
+def test_what_a_step_sent_and_cancels_again_never_leaves(block: Any) -> None:
     def hesitate(workflow: Any) -> None:
-        workflow.send(ParcelOverdue(round=2))
+        with block():
+            workflow.send(ParcelOverdue(round=2))
         workflow.cancel(ParcelOverdue)
 
     Timeouts(on_arrival=hesitate)
@@ -187,7 +197,33 @@ def test_what_a_step_sent_and_cancels_again_never_leaves() -> None:
     publish(ParcelArrived())
     deliver_due()
 
-    assert statuses_of(ParcelOverdue) == [Status.CANCELLED]
+    assert set(statuses_of(ParcelOverdue)) == {Status.CANCELLED}
+
+
+def test_what_another_sent_to_the_instance_is_not_its_own_to_cancel() -> None:
+    """A handler sends the same command, on behalf of the same instance."""
+    Timeouts(on_arrival=lambda workflow: workflow.cancel(ParcelOverdue))
+    publish(ParcelPosted())
+    deliver_due()
+    state = ParcelState.objects.get()
+
+    @handles(RemindLater)
+    def remind(message: RemindLater, context: HandlerContext) -> None:
+        context.send(ParcelOverdue(round=3), delay=timedelta(hours=1))
+
+    send(RemindLater())
+    Delivery.objects.filter(message_name="tests.RemindLater").update(
+        workflow_ids={"tests.ParcelState": str(state.pk)}
+    )
+    deliver_due()
+    publish(ParcelArrived())
+    deliver_due()
+
+    overdue = Delivery.objects.filter(message_name="tests.ParcelOverdue", instance_id=state.pk)
+    assert dict(overdue.values_list("sender", "status")) == {
+        "tests.ParcelState": Status.CANCELLED,
+        "tests.remind": Status.PENDING,
+    }
 
 
 def test_completion_cancels_what_waits_for_the_instance_itself_and_nothing_else() -> None:

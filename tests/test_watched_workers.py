@@ -30,7 +30,7 @@ def test_a_worker_whose_consumer_thread_died_ends_itself(
 ) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)  # a server that others use is not to be paused
     with redis_server() as url, redis.Redis.from_url(url) as client:
-        workers = rundramatiq(f"{url}?socket_timeout=0.2")
+        workers = rundramatiq(f"{url}?socket_timeout=0.5")
         # The consumer that holds a delayed message, of a project's own actor say, does not
         # survive a timeout of its Redis.
         delay_a_message(url)
