@@ -29,16 +29,20 @@ def replay(
     *,
     limit: int | None = None,
     on_batch: OnBatch = batching.nothing,
+    size: int | None = None,
 ) -> int:
     """Make those of the deliveries that can be replayed due now, oldest first; how many there were.
 
-    Failed, ignored and cancelled ones can, and start with a fresh count of attempts. Each batch
-    is a transaction of its own, unless the caller has one open, so an interrupted replay keeps
-    what it did and can be repeated. `on_batch` is called with each batch after its transaction,
-    the deliveries as they were before. The workers get them from the relay, within RELAY_EVERY.
+    Failed, ignored and cancelled ones can, and start with a fresh count of attempts. Each batch,
+    of `size`, is a transaction of its own, unless the caller has one open, so an interrupted
+    replay keeps what it did and can be repeated. `on_batch` is called with each batch after its
+    transaction, the deliveries as they were before. The workers get them from the relay, within
+    RELAY_EVERY.
     """
     found = replayable(deliveries)
-    return batching.in_batches(found, _replay_batch, limit=limit, on_batch=on_batch, size=BATCH)
+    return batching.in_batches(
+        found, _replay_batch, limit=limit, on_batch=on_batch, size=size or BATCH
+    )
 
 
 def replayable(deliveries: Deliveries) -> Deliveries:
@@ -126,11 +130,13 @@ def select(
     handler: str | None = None,
     workflow: str | None = None,
     instance: UUID | None = None,
+    error: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Deliveries:
     """The deliveries that all of these fit, for `replay`; names may be aliases.
 
+    `error` is the class of the last error, as `error_class` has it, or the end of it after a dot.
     `since` and `until` (not included) are about when they ended. Raises `NotDeclared` for the
     name of a message, handler or workflow that nothing declares.
     """
@@ -146,6 +152,8 @@ def select(
         chosen &= models.Q(handler__in=_names_of(workflow, "workflow", workflows))
     if instance is not None:
         chosen &= models.Q(instance_id=instance)
+    if error is not None:
+        chosen &= models.Q(error_class=error) | models.Q(error_class__endswith=f".{error}")
     if since is not None:
         chosen &= models.Q(ended_at__gte=since)
     if until is not None:
