@@ -56,4 +56,5 @@ def origin_of(
         sender=sender,
         sender_instance_id=instance.pk if instance else None,
         sender_step=step,
+        trace_context=delivery.trace_context,
     )
