@@ -268,7 +268,7 @@ with entered(HandlerContext(Delivery(handler="t.weigh", attempts=2), Origin(), E
 
 def documented() -> tuple[str, str]:
     """The settings and the formatter of the how-to's JSON logging."""
-    text = (ROOT / "docs" / "observability.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "observability.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     settings = next(block for block in blocks if "LOGGING =" in block)
     formatter = next(block for block in blocks if "logging.Formatter" in block)

@@ -33,7 +33,7 @@ from django_workflows.models import Delivery, Status
 from django_workflows.observing import Observer
 from django_workflows.otel import Tracing
 from tests.delivering import deliver_due, delivery_of, statuses_of
-from tests.models import ParcelState
+from tests.models import ParcelState, TallyState
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -52,6 +52,10 @@ class ParcelWeighed(Event):
 
 class UnweighParcel(Command):
     pass
+
+
+class SlotTaken(Event):
+    key: str
 
 
 class TakePayment(Command):
@@ -340,6 +344,21 @@ def test_conflicts_are_events_on_the_one_span(spans: Spans) -> None:
     assert attributes(span)["django_workflows.conflicts"] == 2
     assert [event.name for event in span.events] == ["conflict", "conflict"]
     assert span.status.status_code == StatusCode.UNSET
+
+
+def test_a_second_start_of_one_instance_is_a_conflict_and_ignored(spans: Spans) -> None:
+    workflow = define_workflow(TallyState)
+    workflow.started_by(SlotTaken, once_per="key")(lambda message, state, context: None)
+    publish(SlotTaken(key="a"))
+    deliver_due()
+
+    publish(SlotTaken(key="a"))
+    deliver_due()
+
+    first, second = spans.all("process SlotTaken")
+    assert attributes(first)["django_workflows.conflicts"] == 0
+    assert attributes(second)["django_workflows.conflicts"] == 1
+    assert attributes(second)["django_workflows.ending"] == "ignored"
 
 
 def test_an_ignored_message_says_so(spans: Spans) -> None:

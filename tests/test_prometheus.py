@@ -159,7 +159,7 @@ def test_lateness_is_from_due_to_claimed(value: Value) -> None:
 def test_the_backlog_is_what_is_due_and_not_claimed(value: Value) -> None:
     declare_weigh()
     send(WeighParcel(), WeighParcel(), WeighParcel())
-    send(WeighParcel(), delay=timedelta(hours=1))
+    send(WeighParcel(), delay=timedelta(minutes=1))
     claim(Delivery.objects.earliest("id").id)
 
     assert value("due", queue="default") == 2
