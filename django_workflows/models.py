@@ -159,7 +159,8 @@ class Delivery(models.Model):
     """One message on its way to one handler or workflow. The row is the truth.
 
     Only the engine writes it. Rows of ended deliveries stay: they are the inbox, the history
-    and the replay store in one.
+    and the replay store in one. What a new row starts with is the database's default, so that
+    workers of the release before can go on inserting rows while a column is new.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -167,7 +168,10 @@ class Delivery(models.Model):
     message_name = models.CharField(max_length=200)
     body = models.TextField(help_text=_("The message as JSON."))
     original_body = models.TextField(
-        default="", blank=True, help_text=_("As it was sent, if the body was edited since.")
+        default="",
+        db_default="",
+        blank=True,
+        help_text=_("As it was sent, if the body was edited since."),
     )
     attributes = models.JSONField(default=dict, blank=True)
     sticky_attributes = models.JSONField(default=dict, blank=True)
@@ -188,29 +192,48 @@ class Delivery(models.Model):
     sender_step = models.CharField(max_length=200, default="", blank=True)
     queue = models.CharField(max_length=100, default="default")
 
-    status = models.CharField(max_length=9, choices=Status, default=Status.PENDING)
-    reason = models.TextField(default="", blank=True)
-    claims = models.PositiveIntegerField(default=0, help_text=_("The fencing token."))
-    attempts = models.PositiveIntegerField(default=0, help_text=_("Failures of the handler."))
-    losses = models.PositiveIntegerField(default=0, help_text=_("Leases that ran out."))
-    conflicts = models.PositiveIntegerField(default=0, help_text=_("Runs lost to a conflict."))
+    status = models.CharField(
+        max_length=9, choices=Status, default=Status.PENDING, db_default=Status.PENDING
+    )
+    reason = models.TextField(default="", db_default="", blank=True)
+    claims = models.PositiveIntegerField(default=0, db_default=0, help_text=_("The fencing token."))
+    attempts = models.PositiveIntegerField(
+        default=0, db_default=0, help_text=_("Failures of the handler.")
+    )
+    losses = models.PositiveIntegerField(
+        default=0, db_default=0, help_text=_("Leases that ran out.")
+    )
+    conflicts = models.PositiveIntegerField(
+        default=0, db_default=0, help_text=_("Runs lost to a conflict.")
+    )
     failures = models.JSONField(
-        default=list, blank=True, help_text=_("When and why each attempt failed, latest last.")
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text=_("When and why each attempt failed, latest last."),
     )
-    error = models.TextField(default="", blank=True)
+    error = models.TextField(default="", db_default="", blank=True)
     error_class = models.CharField(
-        max_length=200, default="", blank=True, help_text=_("What the last error was.")
+        max_length=200,
+        default="",
+        db_default="",
+        blank=True,
+        help_text=_("What the last error was."),
     )
-    traceback = models.TextField(default="", blank=True)
+    traceback = models.TextField(default="", db_default="", blank=True)
 
     undoes = models.BooleanField(
-        default=False, help_text=_("A compensation of the instance that sent it.")
+        default=False, db_default=False, help_text=_("A compensation of the instance that sent it.")
     )
     waits_for = models.CharField(
-        max_length=64, default="", blank=True, help_text=_("The key of the instance it waits for.")
+        max_length=64,
+        default="",
+        db_default="",
+        blank=True,
+        help_text=_("The key of the instance it waits for."),
     )
 
-    step = models.CharField(max_length=200, default="", blank=True)
+    step = models.CharField(max_length=200, default="", db_default="", blank=True)
     version = models.PositiveBigIntegerField(null=True, blank=True)
     changes = models.JSONField(
         null=True, blank=True, help_text=_("Fields that the step changed: [before, after].")

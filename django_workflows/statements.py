@@ -553,26 +553,8 @@ _INSERT_NAMES = (
     "queue",
 )
 _inserted = attrgetter(*_INSERT_NAMES)
-_INSERT_CONSTANTS = {
-    "status": "'pending'",
-    "reason": "''",
-    "claims": "0",
-    "attempts": "0",
-    "losses": "0",
-    "conflicts": "0",
-    "failures": "'[]'",
-    "error": "''",
-    "error_class": "''",
-    "original_body": "''",
-    "traceback": "''",
-    "step": "''",
-    "undoes": "false",
-    "waits_for": "''",
-}
-_INSERT_COLUMNS = ", ".join(
-    (*_INSERT_NAMES, *_INSERT_CONSTANTS, "created_at", "due_at", "relay_at")
-)
-_INSERT_VALUES = ", ".join((*["%s"] * len(_INSERT_NAMES), *_INSERT_CONSTANTS.values()))
+_INSERT_COLUMNS = ", ".join((*_INSERT_NAMES, "created_at", "due_at", "relay_at"))
+_INSERT_VALUES = ", ".join(["%s"] * len(_INSERT_NAMES))
 
 
 def _times(

@@ -119,11 +119,11 @@ def many_rows(parcels: None) -> None:
             """
             INSERT INTO django_workflows_delivery (id, message_id, message_name, body, attributes,
                 sticky_attributes, correlation_id, workflow_ids, handler, part, instance_id,
-                sender, sender_instance_id, sender_step, queue, status, reason, claims, attempts,
-                losses, conflicts, failures, error, traceback, step, created_at, due_at, relay_at)
+                sender, sender_instance_id, sender_step, queue, status, trace_context, created_at,
+                due_at, relay_at)
             SELECT gen_random_uuid(), gen_random_uuid(), %(timeout)s, '{}', '{}', '{}',
                 gen_random_uuid(), jsonb_build_object(%(workflow)s, id), %(workflow)s, '', id,
-                %(workflow)s, id, '', 'default', status, '', 0, 0, 0, 0, '[]', '', '', '', now(),
+                %(workflow)s, id, '', 'default', status, '', now(),
                 at, CASE status WHEN 'pending' THEN at END
             FROM (SELECT *, now() + (number - 500) * interval '1 minute' AS at
                   FROM tests_parcelstate) AS parcel,
@@ -179,9 +179,10 @@ CLAIM = """
     started_at = statement_timestamp(), relay_at = (statement_timestamp() + %(lease)s)
     WHERE id = ANY(%(ids)s) AND status = 'pending' AND due_at <= statement_timestamp()
     RETURNING "id", "message_id", "message_name", "body", "attributes", "sticky_attributes",
-    "correlation_id", "causation_id", "workflow_ids", "handler", "part", "instance_id", "sender",
-    "sender_instance_id", "sender_step", "queue", "status", "claims", "attempts", "losses",
-    "started_at", "held_up_since", set_config('synchronous_commit', 'off', true)
+    "correlation_id", "causation_id", "workflow_ids", "trace_context", "handler", "part",
+    "instance_id", "sender", "sender_instance_id", "sender_step", "queue", "status", "claims",
+    "attempts", "losses", "undoes", "waits_for", "due_at", "started_at", "held_up_since",
+    set_config('synchronous_commit', 'off', true)
 """
 FIND = """
     SELECT "tests_parcelstate"."id", "tests_parcelstate"."version",
@@ -216,17 +217,16 @@ END = """
 CANCEL = """
     UPDATE "django_workflows_delivery" SET status = 'cancelled', reason = %(reason)s,
     relay_at = NULL, ended_at = statement_timestamp()
-    WHERE instance_id = %(instance_id)s AND handler = %(workflow)s
-    AND sender_instance_id = %(instance_id)s AND sender = %(workflow)s
-    AND status IN ('pending', 'running') AND NOT (id = ANY(%(kept)s)) RETURNING id
+    WHERE (instance_id = %(instance_id)s AND handler = ANY(%(workflows)s)
+    AND sender_instance_id = %(instance_id)s AND sender = ANY(%(workflows)s)
+    AND status IN ('pending', 'running') AND NOT (id = ANY(%(kept)s)) )
+    OR (sender_instance_id = %(instance_id)s AND status = 'noted') RETURNING id
 """
 INSERT = """
     INSERT INTO "django_workflows_delivery" (id, message_id, message_name, body, attributes,
-    sticky_attributes, correlation_id, causation_id, workflow_ids, handler, part, instance_id,
-    sender, sender_instance_id, sender_step, queue, status, reason, claims, attempts, losses,
-    conflicts, failures, error, traceback, step, created_at, due_at, relay_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-    'pending', '', 0, 0, 0, 0, '[]', '', '', '', {times})
+    sticky_attributes, correlation_id, causation_id, workflow_ids, trace_context, handler, part,
+    instance_id, sender, sender_instance_id, sender_step, queue, created_at, due_at, relay_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, {times})
     ON CONFLICT (message_id, handler, part) DO NOTHING
 """
 NOW = "statement_timestamp()"
@@ -335,7 +335,7 @@ def test_finding_and_cancelling_use_indexes(message: type[Event]) -> None:
     assert ParcelState.objects.get(customer="customer 77").version == 2
     _claim, find, _save, cancel, _finish = plans = plans_of(statements)
     assert "tests_parcelstate_customer" in find
-    assert "django_workflows_instance" in cancel
+    assert "django_workflows_instance" in cancel or "django_workflows_sender" in cancel
     assert not [plan for plan in plans if "Seq Scan" in plan]
 
 
