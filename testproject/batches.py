@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import InterfaceError, OperationalError, close_old_connections
 from django.db.models import Count, QuerySet, Sum
 
-from django_workflows.models import Delivery
+from django_workflows.models import Delivery, Status
 from testproject.variants import Variant
 
 T = TypeVar("T")
@@ -42,11 +42,14 @@ class Batch:
 
     @property
     def deliveries(self) -> QuerySet[Delivery]:
-        """Read by the primary key, whose values grow with time: the table may be long."""
+        """Read by the primary key, whose values grow with time: the table may be long.
+
+        Without undo commands that were noted and never sent.
+        """
         earliest = UUID(int=int((self.started_at - CLOCKS_APART) * 1000) << 80)
         return Delivery.objects.filter(
             id__gte=earliest, correlation_id__in=self.orders.values("message_id")
-        )
+        ).exclude(undoes=True, status__in=(Status.NOTED, Status.CANCELLED))
 
 
 def place(batch: Batch) -> Iterator[None]:
