@@ -26,7 +26,7 @@ def own_database(binding: str) -> Iterator[None]:
             f"postgres://user:password@host:5432/name; the benchmark makes a database of its own."
         )
     name = f"benchmark_{os.getpid()}"
-    with psycopg.connect(**_address(), autocommit=True) as server:
+    with psycopg.connect(**address(), autocommit=True) as server:
         server.execute(f"CREATE DATABASE {name}")
         connection.settings_dict["NAME"] = name
         # As a worker should have it: a connection that stays open, without a ping per delivery.
@@ -43,7 +43,7 @@ def own_database(binding: str) -> Iterator[None]:
 @contextmanager
 def bare_connection() -> Iterator[psycopg.Connection[Any]]:
     """A connection of psycopg alone to the database that Django is pointed at."""
-    with psycopg.connect(**_address(), autocommit=True) as bare:
+    with psycopg.connect(**address(), autocommit=True) as bare:
         yield bare
 
 
@@ -53,7 +53,7 @@ def wal_position(bare: psycopg.Connection[Any]) -> int:
     return row[0] if row else 0
 
 
-def _address() -> dict[str, Any]:
+def address() -> dict[str, Any]:
     params = connection.get_connection_params()
     return {
         key: params[key] for key in ("dbname", "host", "port", "user", "password") if key in params
