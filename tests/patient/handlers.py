@@ -1,0 +1,5 @@
+"""Found by the workers' own autodiscovery."""
+
+from tests.patient.declared import declare
+
+declare()
