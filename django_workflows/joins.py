@@ -7,18 +7,31 @@ that the last one sees all the others, and the notice that starts the step has o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-from uuid import uuid5
+from uuid import UUID, uuid5
 
 from django.db.backends.utils import CursorWrapper
-from django.db.models import Count
 
-from django_workflows import outbox
+from django_workflows import outbox, statements
 from django_workflows.declarations import Join, Step, WorkflowDefinition
 from django_workflows.messages import Message, from_json
 from django_workflows.models import Delivery, Status, WorkflowState
 from django_workflows.notices import JoinComplete
 from django_workflows.outbox import Origin, Terms
+
+
+def arrivals(
+    cursor: CursorWrapper, definition: WorkflowDefinition, step: Step, instance: WorkflowState
+) -> tuple[dict[str, int], bool]:
+    """How many messages of each name have arrived, and whether the join was complete before."""
+    return statements.arrivals(
+        cursor,
+        workflows=definition.names,
+        instance_id=instance.pk,
+        step=step.name,
+        notice_id=_notice_id(step, instance),
+    )
 
 
 def complete(
@@ -27,22 +40,15 @@ def complete(
     step: Step,
     instance: WorkflowState,
     origin: Origin,
+    counts: Mapping[str, int],
 ) -> None:
     """Send the notice that starts the step, if all that it waits for has arrived."""
-    join: Join = step.join  # type: ignore[assignment]
-    if not _is_complete(definition, step, join, instance):
+    if not _is_complete(definition, step, instance, counts):
         return
     notice = JoinComplete(step=step.name)
-    terms = Terms(message_id=uuid5(instance.pk, f"join:{step.name}"))
+    terms = Terms(message_id=_notice_id(step, instance))
     _id, delivery = outbox.prepare_reply(notice, origin, terms, definition, instance.pk)
     outbox.write(cursor, [delivery])
-
-
-def has_completed(definition: WorkflowDefinition, step: Step, instance: WorkflowState) -> bool:
-    """Whether the join was complete before."""
-    once = uuid5(instance.pk, f"join:{step.name}")
-    notice = _deliveries().filter(message_id=once, handler__in=definition.names)
-    return bool(notice.exists())
 
 
 def arrived(definition: WorkflowDefinition, step: Step, instance: WorkflowState) -> list[Message]:
@@ -56,22 +62,26 @@ def arrived(definition: WorkflowDefinition, step: Step, instance: WorkflowState)
 
 
 def _is_complete(
-    definition: WorkflowDefinition, step: Step, join: Join, instance: WorkflowState
+    definition: WorkflowDefinition,
+    step: Step,
+    instance: WorkflowState,
+    counts: Mapping[str, int],
 ) -> bool:
+    join: Join = step.join  # type: ignore[assignment]
     needed = join.needed(instance)
     if needed is None:
         return False
-    per_name = dict(
-        _arrivals(definition, step, join, instance)
-        .order_by()
-        .values_list("message_name")
-        .annotate(Count("pk"))
-    )
+    per_kind = [sum(counts.get(name, 0) for name in m.stored_names()) for m in join.messages]
     if join.count is None:
-        return all(per_name.keys() & set(m.stored_names()) for m in join.messages)
-    if sum(per_name.values()) < needed:
+        return all(per_kind)
+    if sum(per_kind) < needed:
         return False
     return not join.distinct or len(arrived(definition, step, instance)) >= needed
+
+
+def _notice_id(step: Step, instance: WorkflowState) -> UUID:
+    """One per join: what it starts is started once."""
+    return uuid5(instance.pk, f"join:{step.name}")
 
 
 def _arrivals(

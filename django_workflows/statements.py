@@ -261,6 +261,32 @@ def cancel(
     )
 
 
+def arrivals(
+    cursor: CursorWrapper,
+    *,
+    workflows: Sequence[str],
+    instance_id: UUID,
+    step: str,
+    notice_id: UUID,
+) -> tuple[dict[str, int], bool]:
+    """How many messages of each name have arrived for a join, and whether its notice was sent."""
+    rows = _fetch(
+        cursor,
+        f"SELECT message_name, count(*) FROM {TABLE} WHERE instance_id = %(instance_id)s "
+        f"AND handler {{in:workflows}} AND step = %(step)s AND status = 'handled' "
+        f"GROUP BY message_name UNION ALL SELECT '', 1 FROM {TABLE} "
+        f"WHERE message_id = %(notice_id)s AND handler {{in:workflows}}",
+        {
+            "workflows": list(workflows),
+            "instance_id": instance_id,
+            "step": step,
+            "notice_id": notice_id,
+        },
+    )
+    counts = dict(rows)
+    return counts, bool(counts.pop("", 0))
+
+
 # The safety net
 
 

@@ -29,13 +29,16 @@ def arrive(run: Run, target: Target) -> Handled | Ignored:
     """Record that a message of a join is there; the version of the instance stays."""
     step, instance = target.step, target.instance
     facts: dict[str, Any] = {"instance_id": instance.pk, "conflicts": run.conflicts}
-    if joins.has_completed(run.definition, step, instance):
+    counts, is_complete = joins.arrivals(run.cursor, run.definition, step, instance)
+    if is_complete:
         reason = f"The join {step.name} of {run.definition.name} {instance.pk} is complete."
         finish(run.cursor, run.delivery, status=Status.IGNORED, reason=reason, **facts)
         return Ignored(reason, instance.pk)
     finish(run.cursor, run.delivery, status=Status.HANDLED, step=step.name, **facts)
     origin = origin_of(run.delivery, run.definition.name, step.name, instance)
-    joins.complete(run.cursor, run.definition, step, instance, origin)
+    name = run.delivery.message_name
+    counts[name] = counts.get(name, 0) + 1  # it was not handled yet when they were counted
+    joins.complete(run.cursor, run.definition, step, instance, origin, counts)
     return Handled()
 
 
@@ -131,6 +134,7 @@ def see_to_others(
         compensation.send_next(instance.pk)
     for step in run.definition.joins.values():
         if step.join and step.join.may_complete(changed, starts=target.step.starts):
-            joins.complete(run.cursor, run.definition, step, instance, origin)
+            counts, _is_complete = joins.arrivals(run.cursor, run.definition, step, instance)
+            joins.complete(run.cursor, run.definition, step, instance, origin, counts)
     if not instance.is_live:
         telling.tell_starter(run.cursor, run.definition, instance, origin)
