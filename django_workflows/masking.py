@@ -41,6 +41,10 @@ def masked(delivery: Delivery) -> Delivery:
     shown = copy.copy(delivery)
     secrets: set[str] = set()
     shown.body = body_of(delivery, secrets)
+    if delivery.original_body:
+        original = copy.copy(delivery)
+        original.body = delivery.original_body
+        shown.original_body = body_of(original, secrets)
     shown.changes = changes_of(delivery, secrets)
     cover = covering(delivery, secrets)
     shown.attributes = _in_texts(delivery.attributes, cover)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import router, transaction
+from django.contrib import admin
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.text import Truncator
-from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_workflows import masking
+from django_workflows.admin import delivery_acts, delivery_page
+from django_workflows.admin.actions import may, respond
 from django_workflows.admin.display import (
     as_block,
     as_json,
+    as_text,
     badge,
-    failures_as_text,
     instance_link,
     list_url,
+    sees_all,
     shown_time,
 )
 from django_workflows.admin.filters import (
@@ -38,19 +37,16 @@ from django_workflows.admin.filters import (
 from django_workflows.admin.lists import ReadOnlyAdmin
 from django_workflows.admin.urls import own_urls
 from django_workflows.models import Delivery, Status
-from django_workflows.replaying import replay
-
-#: Deliveries that one use of the action replays, while somebody waits for the page.
-REPLAYED_AT_ONCE = 10_000
 
 #: How far the clocks of two machines may be apart.
 SKEW = timedelta(hours=1)
 
 
 class DeliveryAdmin(ReadOnlyAdmin):
-    """Shows deliveries; with the permission `replay_delivery` they can be replayed."""
+    """Shows deliveries, and offers what can be done to them, by a permission for each."""
 
-    actions = ("replay_selected",)
+    change_form_template: ClassVar[str] = "admin/django_workflows/delivery.html"
+    actions = tuple(act.name for act in delivery_acts.ACTS)
     list_display = (
         "message_name",
         "handler",
@@ -76,7 +72,15 @@ class DeliveryAdmin(ReadOnlyAdmin):
         (None, {"fields": ("status_badge", "reason_block", "error_block", "traceback_block")}),
         (
             _("Message"),
-            {"fields": ("message_name", "body_block", "attributes_block", "sticky_block")},
+            {
+                "fields": (
+                    "message_name",
+                    "body_block",
+                    "original_block",
+                    "attributes_block",
+                    "sticky_block",
+                )
+            },
         ),
         (
             _("Handling"),
@@ -86,7 +90,6 @@ class DeliveryAdmin(ReadOnlyAdmin):
                     "instance",
                     "changes_block",
                     ("attempts", "losses", "conflicts", "claims"),
-                    "failures_block",
                     ("created", "due", "started", "ended", "relayed"),
                 )
             },
@@ -123,6 +126,7 @@ class DeliveryAdmin(ReadOnlyAdmin):
     def wide_fields(self) -> Iterable[str]:
         return (
             "body",
+            "original_body",
             "attributes",
             "sticky_attributes",
             "workflow_ids",
@@ -150,6 +154,11 @@ class DeliveryAdmin(ReadOnlyAdmin):
             # A conversation's id is its first message's, so nothing of it is older.
             found |= Q(correlation_id=wanted, pk__gte=_slightly_before(wanted))
         return queryset.filter(found), False
+
+    def mask(self, request: HttpRequest, row: Any) -> None:
+        if not sees_all(request):
+            row.error = masking.in_brief(row, row.error)
+            row.reason = masking.in_brief(row, row.reason)
 
     @admin.display(description=_("status"))
     def status_badge(self, delivery: Delivery) -> str:
@@ -191,10 +200,11 @@ class DeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("body"))
     def body_block(self, delivery: Delivery) -> str:
-        try:
-            return as_block(as_json(json.loads(delivery.body)))
-        except (ValueError, RecursionError):
-            return as_block(delivery.body)
+        return as_block(as_text(delivery.body))
+
+    @admin.display(description=_("body as it was sent"))
+    def original_block(self, delivery: Delivery) -> str:
+        return as_block(as_text(delivery.original_body))
 
     @admin.display(description=_("attributes"))
     def attributes_block(self, delivery: Delivery) -> str:
@@ -207,10 +217,6 @@ class DeliveryAdmin(ReadOnlyAdmin):
     @admin.display(description=_("changes"))
     def changes_block(self, delivery: Delivery) -> str:
         return as_block(as_json(delivery.changes)) if delivery.changes else ""
-
-    @admin.display(description=_("failures"))
-    def failures_block(self, delivery: Delivery) -> str:
-        return as_block(failures_as_text(delivery.failures))
 
     @admin.display(description=_("last traceback"))
     def traceback_block(self, delivery: Delivery) -> str:
@@ -236,56 +242,57 @@ class DeliveryAdmin(ReadOnlyAdmin):
         url = list_url(self.admin_site, Delivery)
         return format_html('<a href="{}?q={}">{}</a>', url, wanted, wanted)
 
-    # Replay
+    # What can be done by hand
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.replay_delivery")
+        return may(request, "replay_delivery")
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return may(request, "edit_delivery")
+
+    def has_skip_permission(self, request: HttpRequest) -> bool:
+        return may(request, "skip_delivery")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return may(request, "cancel_delivery")
+
+    def has_reschedule_permission(self, request: HttpRequest) -> bool:
+        return may(request, "reschedule_delivery")
 
     @admin.action(permissions=["replay"], description=_("Replay selected deliveries"))
-    def replay_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
-        """Replay those of the selected that can be, and leave an entry in the log for each."""
+    def replay_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> HttpResponse:
+        return respond(self, request, queryset, delivery_acts.REPLAY)
 
-        user_id: Any = request.user.pk
+    @admin.action(permissions=["skip"], description=_("Skip selected deliveries: handled by hand"))
+    def skip_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> HttpResponse:
+        return respond(self, request, queryset, delivery_acts.SKIP)
 
-        def log(batch: Sequence[Delivery]) -> None:
-            LogEntry.objects.log_actions(
-                user_id=user_id,
-                queryset=batch,
-                action_flag=CHANGE,
-                change_message=gettext("Replayed."),
-            )
+    @admin.action(permissions=["cancel"], description=_("Cancel selected deliveries"))
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> HttpResponse:
+        return respond(self, request, queryset, delivery_acts.CANCEL)
 
-        with transaction.atomic(using=router.db_for_write(Delivery)):
-            count = replay(queryset, limit=REPLAYED_AT_ONCE, on_batch=log)
-        self._report(request, count)
+    @admin.action(permissions=["reschedule"], description=_("Make selected deliveries due now"))
+    def make_due_selected(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> HttpResponse:
+        return respond(self, request, queryset, delivery_acts.MAKE_DUE)
 
-    def _report(self, request: HttpRequest, count: int) -> None:
-        if count:
-            text = ngettext(
-                "%(count)d delivery will be handled again.",
-                "%(count)d deliveries will be handled again.",
-                count,
-            )
-            self.message_user(request, text % {"count": count}, messages.SUCCESS)
-        everywhere = request.POST.get("select_across") == "1"
-        if count == REPLAYED_AT_ONCE:
-            text = gettext("There may be more: replay again, or use manage.py replay_messages.")
-            self.message_user(request, text, messages.WARNING)
-        elif not everywhere and count < len(request.POST.getlist(ACTION_CHECKBOX_NAME)):
-            text = gettext(
-                "The others are neither failed, ignored nor cancelled, and stay as they are."
-            )
-            if not count:
-                text = gettext("Only failed, ignored and cancelled deliveries can be replayed.")
-            self.message_user(request, text, messages.WARNING)
-        elif not count:
-            text = gettext("None of them is failed, ignored or cancelled.")
-            self.message_user(request, text, messages.WARNING)
+    def in_brief(self, request: HttpRequest, delivery: Delivery) -> dict[str, Any]:
+        """A delivery on one line, for pages that list some."""
+        return delivery_page.line_of(self.admin_site, delivery, sees_all=sees_all(request))
 
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        delivery = kwargs.get("obj")
+        if delivery is not None:
+            context.update(delivery_page.context_of(self, request, delivery))
+        return super().render_change_form(request, context, *args, **kwargs)
 
-if hasattr(admin, "ActionLocation"):  # Django 6.1: on the page of one delivery too
-    setattr(DeliveryAdmin.replay_selected, "locations", list(admin.ActionLocation))  # noqa: B010
-    setattr(DeliveryAdmin.replay_selected, "short_description", _("Replay this delivery"))  # noqa: B010
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        """As the viewer may see it: a copy with what is sensitive masked, or the row itself."""
+        delivery = super().get_object(request, object_id, from_field)
+        return delivery if delivery is None or sees_all(request) else masking.masked(delivery)
 
 
 def _slightly_before(wanted: UUID) -> UUID:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +11,7 @@ from django.contrib import admin
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.db.models import Model
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -19,6 +20,7 @@ from django.utils.text import Truncator
 
 from django_workflows import registry
 from django_workflows.declarations import WorkflowDefinition
+from django_workflows.models import Delivery
 
 #: Characters of one value; the rest is in the database.
 LONGEST = 100_000
@@ -26,8 +28,20 @@ LONGEST = 100_000
 
 def as_json(value: Any) -> str:
     """The value as indented JSON that can be written to a page, lone surrogates included."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return printable(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def printable(text: str) -> str:
+    """The text without lone surrogates, which JSON may hold and a page may not."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def as_text(body: str) -> str:
+    """A body as indented JSON; as it is, if it is no JSON."""
+    try:
+        return as_json(json.loads(body)) if body else ""
+    except (ValueError, RecursionError):
+        return body
 
 
 def as_block(text: str) -> str:
@@ -37,15 +51,6 @@ def as_block(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}\n…"
     return format_html('<pre class="workflows-block">{}</pre>', text)
-
-
-def failures_as_text(failures: Sequence[Mapping[str, Any]]) -> str:
-    """Each failed attempt: which, when, and its error."""
-    shown = []
-    for failure in failures:
-        attempt, at = failure.get("attempt", "?"), str(failure.get("at", ""))[:19]
-        shown.append(f"{attempt}. {at.replace('T', ' ')} UTC\n{failure.get('error', '')}")
-    return "\n\n".join(shown).encode(errors="backslashreplace").decode()
 
 
 def shown_time(field: str, label: Any) -> Callable[[Any, Any], str]:
@@ -59,26 +64,20 @@ def shown_time(field: str, label: Any) -> Callable[[Any, Any], str]:
     return show
 
 
+def sees_all(request: HttpRequest) -> bool:
+    """Whether the viewer may see what is marked as sensitive."""
+    return request.user.has_perm(f"{Delivery._meta.app_label}.view_sensitive")
+
+
 def badge(value: str, label: str) -> SafeString:
     """A status or lifecycle, coloured by its name."""
     return format_html('<span class="workflows-badge workflows-{}">{}</span>', value, label)
 
 
-def changes_in_brief(changes: Mapping[str, Any] | None, length: int = 160) -> str:
-    """What a step changed, on one line: `status: placed → paid`."""
-    pairs = (f"{field}: {_brief(pair)}" for field, pair in (changes or {}).items())
-    return Truncator("; ".join(pairs)).chars(length)
-
-
-def _brief(pair: Any) -> str:
-    if not isinstance(pair, list) or len(pair) != 2:
-        return _value(pair)
-    return f"{_value(pair[0])} → {_value(pair[1])}"
-
-
-def _value(value: Any) -> str:
+def as_line(value: Any, length: int = 60) -> str:
+    """The value on one line, no longer than that: text as it is, all else as JSON."""
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-    return Truncator(text.encode(errors="backslashreplace").decode()).chars(60)
+    return Truncator(printable(text)[: length * 4]).chars(length)
 
 
 def link(site: AdminSite, model: type[Model], pk: Any, text: str) -> str:
@@ -106,3 +105,12 @@ def instance_link(site: AdminSite, workflow: str, instance_id: UUID | None) -> s
     if isinstance(definition, WorkflowDefinition):
         return link(site, definition.state, instance_id, str(instance_id))
     return str(instance_id)
+
+
+def instance_url(site: AdminSite, workflow: str, pk: Any) -> str:
+    """The page of an instance on this site, if it has one."""
+    definition = registry.current().recipient(workflow)
+    if pk is None or not isinstance(definition, WorkflowDefinition):
+        return ""
+    state = definition.state
+    return change_url(site, state, pk) if site.is_registered(state) else ""

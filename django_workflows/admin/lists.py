@@ -48,6 +48,8 @@ class PagedList(ChangeList):
         self.full_result_count = self.result_count  # "n results" is not shown: nobody counted
         first = (self.page_num - 1) * self.list_per_page if self.multi_page else 0
         self.first, self.last = first + 1, first + len(self.result_list)
+        for row in self.result_list:
+            self.model_admin.mask(request, row)
         self.newer = self._page(self.page_num - 1) if first else None
         self.older = self._page(self.page_num + 1) if self.result_count > self.last else None
 
@@ -91,6 +93,9 @@ class ReadOnlyAdmin(_ModelAdmin):
     def wide_fields(self) -> Iterable[str]:
         """Names of the fields that the list does without."""
         return ()
+
+    def mask(self, request: HttpRequest, row: Any) -> None:
+        """Take from a row of the list what the viewer may not see."""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return PagedList

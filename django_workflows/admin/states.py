@@ -12,19 +12,22 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
+from django_workflows import masking
+from django_workflows.admin import instance_acts, instance_page
+from django_workflows.admin.actions import may, respond
 from django_workflows.admin.display import (
     as_block,
     as_json,
     badge,
     change_url,
-    changes_in_brief,
     instance_link,
     list_url,
+    sees_all,
     shown_time,
 )
 from django_workflows.admin.lists import ReadOnlyAdmin, equal_to
 from django_workflows.instances import MANAGED
-from django_workflows.models import Delivery, Lifecycle, Status, WorkflowState
+from django_workflows.models import Delivery, Lifecycle, WorkflowState
 
 Field: TypeAlias = "models.Field[Any, Any]"
 
@@ -32,20 +35,20 @@ Field: TypeAlias = "models.Field[Any, Any]"
 WIDE = (models.TextField, models.JSONField, models.BinaryField)
 #: Fields that can be searched for a text, given that they have an index.
 SEARCHABLE = (models.CharField, models.TextField, models.UUIDField, models.IntegerField)
-#: Deliveries on the page of an instance; the link leads to all.
-DELIVERIES_SHOWN = 100
 #: Fields of the state in the list.
 FIELDS_SHOWN = 8
 
 
 class WorkflowStateAdmin(ReadOnlyAdmin):
-    """Shows the instances of one workflow, and what became of their messages; changes nothing.
+    """Shows the instances of one workflow, what became of their messages, and what they wait for.
 
+    It offers to cancel them and to go on undoing, by a permission for each; fields are not changed.
     Extend it and register your class in your app's admin.py; the default is registered only for
     states that have none. `list_display`, `search_fields`, `fieldsets` and the rest are Django's.
     """
 
     change_form_template: ClassVar[str] = "admin/django_workflows/instance.html"
+    actions = tuple(act.name for act in instance_acts.ACTS)
     list_filter: ClassVar[Any] = ("lifecycle",)
 
     started = shown_time("started_at", _("started at"))
@@ -56,13 +59,14 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         if tuple(self.list_display) != ("__str__",):
-            return self.list_display
+            return self._masked(request, self.list_display)
         narrow = [field for field in self._own_fields() if not isinstance(field, WIDE)]
         narrow.sort(
             key=lambda field: isinstance(field, models.UUIDField)
         )  # long, so they come last
         shown = [field.name for field in narrow[:FIELDS_SHOWN]]
-        return ("id", "lifecycle_badge", *shown, "version", "started", "updated", "ended")
+        columns = ("id", "lifecycle_badge", *shown, "version", "started", "updated", "ended")
+        return self._masked(request, columns)
 
     def get_list_select_related(self, request: HttpRequest) -> Any:
         if self.list_select_related:
@@ -76,7 +80,7 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
         return [f.name for f in self._own_fields() if isinstance(f, WIDE)]
 
     def get_search_fields(self, request: HttpRequest) -> Any:
-        return self.search_fields or [field.name for field in self._searchable()]
+        return self.search_fields or [field.name for field in self._searchable(request)]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -85,22 +89,26 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if self.search_fields or not term:
             return super().get_search_results(request, queryset, search_term)
-        found = equal_to(self._searchable(), term)
+        found = equal_to(self._searchable(request), term)
         return (queryset.filter(found) if found else queryset.none()), False
 
     @property
     def search_help_text(self) -> Any:  # type: ignore[override]
         if self.search_fields:
             return None
-        names = ", ".join(str(field.verbose_name) for field in self._searchable())
+        hidden = self.model.sensitive_fields
+        shown = [field for field in self._searchable() if field.name not in hidden]
+        names = ", ".join(str(field.verbose_name) for field in shown)
         return _("The whole value of one of: %(names)s") % {"names": names}
 
     def _own_fields(self) -> list[Field]:
         return [f for f in self.opts.concrete_fields if f.name not in MANAGED]
 
-    def _searchable(self) -> list[Field]:
-        """The id, and the fields that a search finds by an index."""
+    def _searchable(self, request: HttpRequest | None = None) -> list[Field]:
+        """The id, and the fields that a search finds by an index and the viewer may see."""
         indexed = _indexed_fields(self.model)
+        if request is not None and not sees_all(request):
+            indexed -= set(self.model.sensitive_fields)
         own = [f for f in self._own_fields() if f.name in indexed and isinstance(f, SEARCHABLE)]
         pk: Any = self.opts.pk
         return [pk, *own]
@@ -113,14 +121,19 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         if self.fieldsets or self.fields:
-            return super().get_fieldsets(request, obj)
+            return [
+                (title, {**options, "fields": self._masked(request, options["fields"])})
+                for title, options in super().get_fieldsets(request, obj)
+            ]
         managed = ["id", ("lifecycle_badge", "version"), ("started", "updated", "ended")]
         if obj is not None and obj.starter_id is not None:
             managed.append("started_by")
+        hidden = () if sees_all(request) else self.model.sensitive_fields
         own = [
-            _json_block(f) if isinstance(f, models.JSONField) else f.name
+            _json_block(f) if isinstance(f, models.JSONField) and f.name not in hidden else f.name
             for f in self._own_fields()
         ]
+        own = self._masked(request, own)
         return ((None, {"fields": own}), (_("Instance"), {"fields": managed}))
 
     @admin.display(description=_("started by"))
@@ -131,8 +144,11 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         instance = kwargs.get("obj")
-        if instance is not None and self._shows_deliveries(request):
-            context.update(self._deliveries_of(instance))
+        if instance is not None:
+            context["buttons"] = instance_page.buttons_of(self, request, instance)
+            context["act_url"] = list_url(self.admin_site, self.model)
+            if self._shows_deliveries(request):
+                context.update(instance_page.context_of(self, request, instance))
         return super().render_change_form(request, context, *args, **kwargs)
 
     def _shows_deliveries(self, request: HttpRequest) -> bool:
@@ -141,40 +157,46 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
             request
         )
 
-    def _deliveries_of(self, instance: WorkflowState) -> dict[str, Any]:
-        """The newest deliveries that have reached the instance, for the page's timeline."""
-        wanted = Delivery.objects.filter(instance_id=instance.pk).order_by("-pk")
-        wanted = wanted.only(*_SHOWN_OF_DELIVERIES)
-        found = list(wanted[: DELIVERIES_SHOWN + 1])
+    # What can be done by hand
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return may(request, "cancel_instance")
+
+    def has_compensate_permission(self, request: HttpRequest) -> bool:
+        return may(request, "compensate_instance")
+
+    @admin.action(permissions=["cancel"], description=_("Cancel selected %(verbose_name_plural)s"))
+    def cancel_instances(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return respond(self, request, queryset, instance_acts.CANCEL)
+
+    @admin.action(
+        permissions=["compensate"],
+        description=_("Continue the undoing of selected %(verbose_name_plural)s"),
+    )
+    def continue_compensation(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return respond(self, request, queryset, instance_acts.CONTINUE)
+
+    def in_brief(self, request: HttpRequest, instance: WorkflowState) -> dict[str, Any]:
+        """An instance on one line, for pages that list some."""
         return {
-            "deliveries": [self._row_of(delivery) for delivery in found[:DELIVERIES_SHOWN]],
-            "deliveries_shown": DELIVERIES_SHOWN,
-            "has_more_deliveries": len(found) > DELIVERIES_SHOWN,
-            "all_deliveries_url": f"{list_url(self.admin_site, Delivery)}?q={instance.pk}",
+            "name": str(instance),
+            "url": change_url(self.admin_site, self.model, instance.pk),
+            "badge": self.lifecycle_badge(instance),
         }
 
-    def _row_of(self, delivery: Delivery) -> dict[str, Any]:
-        return {
-            "delivery": delivery,
-            "url": change_url(self.admin_site, Delivery, delivery.pk),
-            "badge": badge(delivery.status, str(Status(delivery.status).label)),
-            "changes": changes_in_brief(delivery.changes) or delivery.reason,
-        }
+    # What not everybody may see
 
-
-_SHOWN_OF_DELIVERIES = (
-    "message_name",
-    "handler",
-    "step",
-    "status",
-    "reason",
-    "attempts",
-    "version",
-    "changes",
-    "created_at",
-    "due_at",
-    "ended_at",
-)
+    def _masked(self, request: HttpRequest, names: Any) -> Any:
+        """The names of fields, with what masks those that this viewer may not see."""
+        hidden = () if sees_all(request) else self.model.sensitive_fields
+        if not hidden or not isinstance(names, list | tuple):
+            return names
+        return [
+            _masked_field(self.opts.get_field(name))
+            if name in hidden
+            else self._masked(request, name)
+            for name in names
+        ]
 
 
 def _indexed_fields(model: type[models.Model]) -> set[str]:
@@ -187,6 +209,15 @@ def _indexed_fields(model: type[models.Model]) -> set[str]:
         if isinstance(constraint, models.UniqueConstraint) and constraint.fields:
             indexed.add(constraint.fields[0])
     return indexed
+
+
+def _masked_field(field: Any) -> Callable[[Any], str]:
+    @admin.display(description=capfirst(str(field.verbose_name)))
+    def show(instance: Any) -> str:
+        value = getattr(instance, field.attname)
+        return str(masking.shown_value(instance, field.name, value) or "")
+
+    return show
 
 
 def _json_block(field: Field) -> Callable[[Any], str]:
