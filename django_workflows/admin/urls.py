@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
+from django_workflows.admin.edit_body import edit_page
 from django_workflows.admin.failed import groups_page, replay_page
 
 Page = Callable[..., HttpResponse]
@@ -25,5 +26,6 @@ def own_urls(model_admin: Any) -> list[URLPattern]:
 
     return [
         at("failed/", groups_page, "django_workflows_failed_groups"),
+        at("<path:object_id>/edit-body/", edit_page, "django_workflows_edit_body"),
         at("failed/replay/", replay_page, "django_workflows_replay_group"),
     ]
