@@ -7,6 +7,7 @@ by making it pending.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +23,8 @@ from django_workflows.models import (
     WorkflowStateQuerySet,
 )
 from django_workflows.statements import NewDelivery
+
+logger = logging.getLogger(__name__)
 
 
 def note(notes: Sequence[NewDelivery], version: int) -> None:
@@ -90,8 +93,16 @@ def lock(delivery: Delivery) -> None:
 
 
 def stop(delivery: Delivery) -> None:
-    """An undo command has failed for good: the instance is failed, until a replay of it works."""
-    _instances(_state_of(delivery)).filter(
+    """An undo command has failed for good: the instance is failed, until a replay of it works.
+
+    Never raises for a workflow that this process does not have: the failure must be recorded.
+    """
+    try:
+        state = _state_of(delivery)
+    except UnknownName:
+        logger.exception("The instance of a failed undo command cannot be marked as failed.")
+        return
+    _instances(state).filter(
         pk=delivery.sender_instance_id, lifecycle=Lifecycle.COMPENSATING
     ).update(lifecycle=Lifecycle.FAILED)
 

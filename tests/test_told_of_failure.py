@@ -309,6 +309,29 @@ def test_the_failure_and_the_notice_commit_together(
     assert statuses_of(CommandFailed) == []
 
 
+@pytest.mark.parametrize("how", ["raises", "kills"])
+def test_an_undo_command_of_a_workflow_that_is_gone_fails_all_the_same(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """H52 and H55: else its failure could not be recorded, and the relay would stop at it."""
+    settings.DJANGO_WORKFLOWS = {"LOSSES": 1, "LEASE": MINUTE}
+    handles(Charge, name="charge", attempts=1)(_fails)
+    handles(Ship, name="ship")(lambda message, context: None)
+    send(Charge(), Ship())
+    undo = delivery_of(Charge)
+    Delivery.objects.filter(pk=undo.pk).update(
+        undoes=True, sender="gone.Workflow", sender_instance_id=undo.pk
+    )
+
+    if how == "kills":
+        assert claim(undo.pk) is not None
+    move_clock_on(monkeypatch, timedelta(hours=1))
+    deliver_due()
+
+    assert statuses_of(Charge) == [Status.FAILED]
+    assert statuses_of(Ship) == [Status.HANDLED]
+
+
 def take_and_deliver_one() -> None:
     oldest = Delivery.objects.filter(status=Status.PENDING).order_by("due_at", "pk")[0]
     deliver(oldest.pk)
