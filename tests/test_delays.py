@@ -43,7 +43,7 @@ def prints_labels() -> None:
 
 @pytest.mark.parametrize("how", ["delay", "at"])
 def test_a_delayed_message_waits_until_it_is_due(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the relay nor a wake-up that comes too early gets it."""
+    """E37: neither the relay nor a wake-up that comes too early gets it."""
     prints_labels()
     if how == "delay":
         send(PrintLabel(), delay=timedelta(hours=1))
