@@ -6,12 +6,12 @@ by making it pending.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from django_workflows import clock, outbox, registry
+from django.db.backends.utils import CursorWrapper
+
+from django_workflows import clock, outbox, registry, statements
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import UnknownName
 from django_workflows.models import (
@@ -24,21 +24,10 @@ from django_workflows.models import (
 from django_workflows.statements import NewDelivery
 
 
-def note(notes: Sequence[NewDelivery], version: int) -> None:
+def note(cursor: CursorWrapper, notes: Sequence[NewDelivery], version: int) -> None:
     """Keep undo commands of the step that led to this version of its instance."""
     if notes:
-        now = clock.read(outbox.database())
-        Delivery.objects.using(outbox.database().alias).bulk_create(
-            Delivery(
-                **_columns_of(new),
-                status=Status.NOTED,
-                undoes=True,
-                version=version,
-                created_at=now,
-                due_at=now,
-            )
-            for new in notes
-        )
+        statements.insert_notes(cursor, notes, version)
 
 
 def is_noted(instance: WorkflowState) -> bool:
@@ -114,12 +103,3 @@ def _state_of(delivery: Delivery) -> type[WorkflowState]:
             f"undone with. If it was renamed, add the old name to its aliases, then replay."
         )
     return definition.state
-
-
-def _columns_of(new: NewDelivery) -> dict[str, Any]:
-    columns = asdict(new)
-    for name in ("at", "delay"):
-        del columns[name]
-    for name in ("attributes", "sticky_attributes", "workflow_ids"):
-        columns[name] = json.loads(columns[name])
-    return columns

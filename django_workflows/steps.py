@@ -126,7 +126,7 @@ def see_to_others(
     """What a step means for its notes, for joins, and for the instance that started this one."""
     instance = target.instance
     if effects.ending != Lifecycle.COMPLETED:
-        compensation.note(effects.notes, instance.version)
+        compensation.note(run.cursor, effects.notes, instance.version)
     if instance.lifecycle == Lifecycle.COMPENSATING and effects.ending:
         compensation.send_next(instance.pk)
     for step in run.definition.joins.values():
