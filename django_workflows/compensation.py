@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from django.db.backends.utils import CursorWrapper
 
@@ -15,6 +16,7 @@ from django_workflows import clock, outbox, registry, statements
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import UnknownName
 from django_workflows.models import (
+    UNENDED,
     Delivery,
     Lifecycle,
     Status,
@@ -28,6 +30,12 @@ def note(cursor: CursorWrapper, notes: Sequence[NewDelivery], version: int) -> N
     """Keep undo commands of the step that led to this version of its instance."""
     if notes:
         statements.insert_notes(cursor, notes, version)
+
+
+def forget(ids: Sequence[UUID]) -> None:
+    """Drop notes of a step that has discarded what it did."""
+    if ids:
+        _deliveries().filter(pk__in=ids, status=Status.NOTED).delete()
 
 
 def is_noted(instance: WorkflowState) -> bool:
@@ -62,6 +70,8 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
     # A step of the instance that is about to note something comes before this, or after it.
     if not list(undoing.select_for_update()):
         return None  # it was replayed by hand, and the instance undoes nothing
+    if _is_undoing(delivery):
+        return None  # another undo command is on its way, and carries on after it
     if send_next(delivery.sender_instance_id):
         undoing.filter(lifecycle=Lifecycle.FAILED).update(lifecycle=Lifecycle.COMPENSATING)
         return None
@@ -85,10 +95,20 @@ def stop(delivery: Delivery) -> None:
     ).update(lifecycle=Lifecycle.FAILED)
 
 
-def _notes_of(instance_id: Any) -> Any:
-    return Delivery.objects.using(outbox.database().alias).filter(
-        sender_instance_id=instance_id, undoes=True, status=Status.NOTED
+def _is_undoing(delivery: Delivery) -> bool:
+    """Whether another undo command of the instance is still to be handled."""
+    others = _deliveries().filter(
+        sender_instance_id=delivery.sender_instance_id, undoes=True, status__in=UNENDED
     )
+    return bool(others.exclude(pk=delivery.pk).exists())
+
+
+def _notes_of(instance_id: Any) -> Any:
+    return _deliveries().filter(sender_instance_id=instance_id, undoes=True, status=Status.NOTED)
+
+
+def _deliveries() -> Any:
+    return Delivery.objects.using(outbox.database().alias)
 
 
 def _instances(state: type[WorkflowState]) -> Any:

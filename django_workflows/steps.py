@@ -53,7 +53,9 @@ def run_step(run: Run, target: Target) -> Handled:
         changed = save(run, target, effects)
         cancel(run, instance, effects)
     outbox.write(run.cursor, effects.outgoing)
-    if not effects.discarded:
+    if effects.discarded:
+        compensation.forget(effects.noted)
+    else:
         see_to_others(run, target, effects, changed, origin)
     exists = not (step.starts and effects.discarded)
     finish(
