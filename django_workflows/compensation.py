@@ -6,16 +6,18 @@ by making it pending.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
-from django_workflows import clock, outbox, registry
+from django.db.backends.utils import CursorWrapper
+
+from django_workflows import clock, outbox, registry, statements
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import UnknownName
 from django_workflows.models import (
+    UNENDED,
     Delivery,
     Lifecycle,
     Status,
@@ -27,21 +29,16 @@ from django_workflows.statements import NewDelivery
 logger = logging.getLogger(__name__)
 
 
-def note(notes: Sequence[NewDelivery], version: int) -> None:
+def note(cursor: CursorWrapper, notes: Sequence[NewDelivery], version: int) -> None:
     """Keep undo commands of the step that led to this version of its instance."""
     if notes:
-        now = clock.read(outbox.database())
-        Delivery.objects.using(outbox.database().alias).bulk_create(
-            Delivery(
-                **_columns_of(new),
-                status=Status.NOTED,
-                undoes=True,
-                version=version,
-                created_at=now,
-                due_at=now,
-            )
-            for new in notes
-        )
+        statements.insert_notes(cursor, notes, version)
+
+
+def forget(ids: Sequence[UUID]) -> None:
+    """Drop notes of a step that has discarded what it did."""
+    if ids:
+        _deliveries().filter(pk__in=ids, status=Status.NOTED).delete()
 
 
 def is_noted(instance: WorkflowState) -> bool:
@@ -76,6 +73,8 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
     # A step of the instance that is about to note something comes before this, or after it.
     if not list(undoing.select_for_update()):
         return None  # it was replayed by hand, and the instance undoes nothing
+    if _is_undoing(delivery):
+        return None  # another undo command is on its way, and carries on after it
     if send_next(delivery.sender_instance_id):
         undoing.filter(lifecycle=Lifecycle.FAILED).update(lifecycle=Lifecycle.COMPENSATING)
         return None
@@ -107,10 +106,20 @@ def stop(delivery: Delivery) -> None:
     ).update(lifecycle=Lifecycle.FAILED)
 
 
-def _notes_of(instance_id: Any) -> Any:
-    return Delivery.objects.using(outbox.database().alias).filter(
-        sender_instance_id=instance_id, undoes=True, status=Status.NOTED
+def _is_undoing(delivery: Delivery) -> bool:
+    """Whether another undo command of the instance is still to be handled."""
+    others = _deliveries().filter(
+        sender_instance_id=delivery.sender_instance_id, undoes=True, status__in=UNENDED
     )
+    return bool(others.exclude(pk=delivery.pk).exists())
+
+
+def _notes_of(instance_id: Any) -> Any:
+    return _deliveries().filter(sender_instance_id=instance_id, undoes=True, status=Status.NOTED)
+
+
+def _deliveries() -> Any:
+    return Delivery.objects.using(outbox.database().alias)
 
 
 def _instances(state: type[WorkflowState]) -> Any:
@@ -125,12 +134,3 @@ def _state_of(delivery: Delivery) -> type[WorkflowState]:
             f"undone with. If it was renamed, add the old name to its aliases, then replay."
         )
     return definition.state
-
-
-def _columns_of(new: NewDelivery) -> dict[str, Any]:
-    columns = asdict(new)
-    for name in ("at", "delay"):
-        del columns[name]
-    for name in ("attributes", "sticky_attributes", "workflow_ids"):
-        columns[name] = json.loads(columns[name])
-    return columns

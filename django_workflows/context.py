@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from django_workflows import logs, observing, outbox, registry
+from django_workflows import logs, observing, outbox, registry, statements
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import MessageError, NobodyAsked, Unrecoverable
 from django_workflows.messages import Command, Event, Message
@@ -65,6 +65,8 @@ class Effects:
     cancelled: set[str] = field(default_factory=set)
     #: Undo commands, kept with the instance until it compensates.
     notes: list[NewDelivery] = field(default_factory=list)
+    #: Ids of those that are in the table already.
+    noted: list[UUID] = field(default_factory=list)
     #: COMPLETED or COMPENSATING, when the step has asked for that.
     ending: Lifecycle | None = None
     discarded: bool = False
@@ -72,7 +74,7 @@ class Effects:
     @property
     def has_any(self) -> bool:
         """Whether the run did anything but change fields."""
-        return bool(self.sent or self.cancelled or self.notes or self.ending)
+        return bool(self.sent or self.cancelled or self.notes or self.noted or self.ending)
 
 
 class Context:
@@ -260,7 +262,13 @@ class WorkflowContext(Context, Generic[S]):
         terms = Terms(**options)
         _ids, notes = outbox.prepare([command], self._origin, terms, noted=True)
         self._effects.asked.append(("compensate_with", command, terms))
-        self._effects.notes += notes
+        if _depth() == self._depth:
+            self._effects.notes += notes
+            return
+        # In a block of the step's own, whose rollback must be able to drop them.
+        with outbox.database().cursor() as cursor:
+            statements.insert_notes(cursor, notes, self.state.version + 1)
+        self._effects.noted += [note.id for note in notes]
 
     def compensate(self) -> None:
         """Undo: the noted commands are sent, newest first, each when the one before is handled.

@@ -42,9 +42,7 @@ def masked(delivery: Delivery) -> Delivery:
     secrets: set[str] = set()
     shown.body = body_of(delivery, secrets)
     if delivery.original_body:
-        original = copy.copy(delivery)
-        original.body = delivery.original_body
-        shown.original_body = body_of(original, secrets)
+        shown.original_body = _body_of(delivery, delivery.original_body, secrets)
     shown.changes = changes_of(delivery, secrets)
     cover = covering(delivery, secrets)
     shown.attributes = _in_texts(delivery.attributes, cover)
@@ -57,11 +55,15 @@ def masked(delivery: Delivery) -> Delivery:
 
 def body_of(delivery: Delivery, secrets: set[str] | None = None) -> str:
     """The body, as JSON, with the values of sensitive fields masked; these are added to secrets."""
-    hide = _collecting(set() if secrets is None else secrets)
+    return _body_of(delivery, delivery.body, set() if secrets is None else secrets)
+
+
+def _body_of(delivery: Delivery, text: str, secrets: set[str]) -> str:
+    hide = _collecting(secrets)
     try:
-        body = json.loads(delivery.body)
+        body = json.loads(text)
     except (ValueError, RecursionError):
-        return json.dumps(hide(delivery.body))
+        return json.dumps(hide(text))
     return json.dumps(_masked_body(body, message_class(delivery), hide), ensure_ascii=False)
 
 
@@ -96,10 +98,18 @@ def in_brief(delivery: Delivery, text: str) -> str:
 
 
 def secrets_of(delivery: Delivery) -> set[str]:
-    """The values of the delivery's sensitive fields, as they may stand in a text."""
+    """The values of the delivery's sensitive fields, as they may stand in a text.
+
+    Of the columns that were read: a delivery that a worker has claimed comes without some.
+    """
     secrets: set[str] = set()
-    body_of(delivery, secrets)
-    changes_of(delivery, secrets)
+    unread = delivery.get_deferred_fields()
+    if "body" not in unread:
+        body_of(delivery, secrets)
+    if "original_body" not in unread and delivery.original_body:
+        _body_of(delivery, delivery.original_body, secrets)
+    if "changes" not in unread:
+        changes_of(delivery, secrets)
     return secrets
 
 

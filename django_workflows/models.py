@@ -132,6 +132,8 @@ class Status(models.TextChoices):
 
 UNENDED = (Status.PENDING, Status.RUNNING)
 REPLAYABLE = (Status.FAILED, Status.IGNORED, Status.CANCELLED)
+#: An undo command that its instance no longer needs must not be sent by a replay of everything.
+IS_REPLAYABLE = Q(status__in=REPLAYABLE) & ~Q(status=Status.CANCELLED, undoes=True)
 
 
 class DeliveryQuerySet(models.QuerySet["Delivery"]):
@@ -142,7 +144,7 @@ class DeliveryQuerySet(models.QuerySet["Delivery"]):
         or running. One UPDATE, in the caller's transaction or its own; the relay does the rest.
         """
         now = clock.read(transaction.get_connection(self.db))
-        return self.filter(status__in=REPLAYABLE).update(
+        return self.filter(IS_REPLAYABLE).update(
             status=Status.PENDING,
             reason="",
             attempts=0,

@@ -16,7 +16,7 @@ from django_workflows.batching import OnBatch
 from django_workflows.declarations import Handler, Recipient, WorkflowDefinition
 from django_workflows.errors import NotDeclared, UnreadableBody
 from django_workflows.messages import Message, to_json
-from django_workflows.models import REPLAYABLE, Delivery, Status, WorkflowState
+from django_workflows.models import IS_REPLAYABLE, REPLAYABLE, Delivery, Status, WorkflowState
 
 #: Deliveries of one transaction.
 BATCH = batching.BATCH
@@ -47,13 +47,12 @@ def replay(
 
 def replayable(deliveries: Deliveries) -> Deliveries:
     """Those of the deliveries that can be replayed, read where they are written."""
-    return deliveries.using(router.db_for_write(Delivery)).filter(status__in=REPLAYABLE)
+    return deliveries.using(router.db_for_write(Delivery)).filter(IS_REPLAYABLE)
 
 
 def _replay_batch(ids: Sequence[UUID]) -> list[Delivery]:
     """Replay those of these that nobody else has replayed meanwhile, as they were before."""
-    still = models.Q(status__in=REPLAYABLE)
-    return batching.change_each(ids, still, lambda rows: rows.replay())
+    return batching.change_each(ids, IS_REPLAYABLE, lambda rows: rows.replay())
 
 
 def edited(delivery: Delivery, body: str) -> str:

@@ -88,10 +88,27 @@ def insert(
             params += _adapted(cursor.db, _inserted(delivery))
             params += time_params
         cursor.execute(
-            f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}) VALUES {', '.join(values)} "
-            f"ON CONFLICT (message_id, handler, part) DO NOTHING",
+            f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}, created_at, due_at, relay_at) "
+            f"VALUES {', '.join(values)} ON CONFLICT (message_id, handler, part) DO NOTHING",
             params,
         )
+
+
+def insert_notes(cursor: CursorWrapper, notes: Sequence[NewDelivery], version: int) -> None:
+    """Insert what would undo a step, in its transaction; `version` is what the step led to."""
+    is_postgres = cursor.db.vendor == "postgresql"
+    now = clock.sql() if is_postgres else "%s"
+    times = [] if is_postgres else [*_adapted(cursor.db, [clock.local()])] * 2
+    row = f"({_INSERT_VALUES}, {now}, {now}, 'noted', true, %s)"
+    params: list[Any] = []
+    for note in notes:
+        params += (*_adapted(cursor.db, _inserted(note)), *times, version)
+    cursor.execute(
+        f"INSERT INTO {TABLE} ({_INSERT_COLUMNS}, created_at, due_at, status, undoes, version) "
+        f"VALUES {', '.join([row] * len(notes))} "
+        f"ON CONFLICT (message_id, handler, part) DO NOTHING",
+        params,
+    )
 
 
 def claim(cursor: CursorWrapper, ids: Sequence[UUID], lease: timedelta) -> list[Delivery]:
@@ -579,7 +596,7 @@ _INSERT_NAMES = (
     "queue",
 )
 _inserted = attrgetter(*_INSERT_NAMES)
-_INSERT_COLUMNS = ", ".join((*_INSERT_NAMES, "created_at", "due_at", "relay_at"))
+_INSERT_COLUMNS = ", ".join(_INSERT_NAMES)
 _INSERT_VALUES = ", ".join(["%s"] * len(_INSERT_NAMES))
 
 

@@ -56,7 +56,9 @@ def run_step(run: Run, target: Target) -> Handled:
         changed = save(run, target, effects)
         cancel(run, instance, effects)
     outbox.write(run.cursor, effects.outgoing)
-    if not effects.discarded:
+    if effects.discarded:
+        compensation.forget(effects.noted)
+    else:
         see_to_others(run, target, effects, changed, origin)
     exists = not (step.starts and effects.discarded)
     finish(
@@ -129,7 +131,7 @@ def see_to_others(
     """What a step means for its notes, for joins, and for the instance that started this one."""
     instance = target.instance
     if effects.ending != Lifecycle.COMPLETED:
-        compensation.note(effects.notes, instance.version)
+        compensation.note(run.cursor, effects.notes, instance.version)
     if instance.lifecycle == Lifecycle.COMPENSATING and effects.ending:
         compensation.send_next(instance.pk)
     for step in run.definition.joins.values():

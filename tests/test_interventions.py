@@ -276,19 +276,6 @@ def test_an_undo_command_that_has_left_is_not_cancelled() -> None:
     assert undone() == [1]
 
 
-def test_a_cancelled_note_that_is_replayed_while_nothing_is_undone_runs_alone() -> None:
-    a_process_to_undo()
-    publish(Begun())
-    deliver_due()
-
-    cancel_deliveries(Delivery.objects.filter(body__contains="2"), reason="Not wanted.")
-    replay(everything())
-    deliver_due()
-
-    assert undone() == [2]
-    assert TallyState.objects.get().lifecycle == Lifecycle.RUNNING
-
-
 # Rescheduling
 
 

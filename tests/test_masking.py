@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
+from django.test.utils import CaptureQueriesContext
 from pydantic import BaseModel, Field
 from uuid_utils.compat import uuid7
 
@@ -132,6 +133,18 @@ class TestBodies:
         delivery = stored(message_name="tests.Charge", handler="tests.charge", body=f"{{{IBAN}")
 
         assert shown_body(delivery) == MASK
+
+    def test_the_body_as_it_was_before_an_edit_is_masked_too(self) -> None:
+        declared()
+        delivery = charge(iban="new")
+        delivery.original_body = to_json(Charge())
+        delivery.error = f"{IBAN} is not new"
+
+        shown = masking.masked(delivery)
+
+        assert json.loads(shown.original_body)["iban"] == MASK
+        assert shown.error == f"{MASK} is not {MASK}"
+        assert masking.text_of(delivery, IBAN) == MASK
 
     def test_the_row_stays_as_it_is(self) -> None:
         declared()
@@ -285,6 +298,16 @@ class TestLogs:
         assert IBAN not in caplog.text
         assert f"django_workflows.errors.Unrecoverable: the bank refuses {MASK}" in caplog.text
         assert "in charging" in caplog.text  # the traceback leads to the handler
+
+    def test_masking_asks_the_database_nothing(self) -> None:
+        declared()
+        charge()
+        claimed = Delivery.objects.only("handler", "message_name", "body", "attempts").get()
+
+        with CaptureQueriesContext(connection) as captured:
+            masking.stand_in(claimed, ValueError(IBAN))
+
+        assert len(captured) == 0
 
     def test_what_an_error_came_from_is_masked_too(self, caplog: pytest.LogCaptureFixture) -> None:
         @handles(Charge, name="tests.charge")
