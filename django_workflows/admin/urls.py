@@ -10,6 +10,7 @@ from django.urls import URLPattern, path
 
 from django_workflows.admin.edit_body import edit_page
 from django_workflows.admin.failed import groups_page, replay_page
+from django_workflows.admin.overview import graph_page, overview_page
 
 Page = Callable[..., HttpResponse]
 
@@ -25,6 +26,8 @@ def own_urls(model_admin: Any) -> list[URLPattern]:
         return found
 
     return [
+        at("overview/", overview_page, "django_workflows_overview"),
+        at("graph/", graph_page, "django_workflows_graph"),
         at("failed/", groups_page, "django_workflows_failed_groups"),
         at("<path:object_id>/edit-body/", edit_page, "django_workflows_edit_body"),
         at("failed/replay/", replay_page, "django_workflows_replay_group"),
