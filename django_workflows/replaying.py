@@ -50,6 +50,12 @@ def replayable(deliveries: Deliveries) -> Deliveries:
     return deliveries.using(router.db_for_write(Delivery)).filter(IS_REPLAYABLE)
 
 
+def can_be_replayed(delivery: Delivery) -> bool:
+    """The same of one delivery that has been read."""
+    dropped = delivery.undoes and delivery.status == Status.CANCELLED
+    return delivery.status in REPLAYABLE and not dropped
+
+
 def _replay_batch(ids: Sequence[UUID]) -> list[Delivery]:
     """Replay those of these that nobody else has replayed meanwhile, as they were before."""
     return batching.change_each(ids, IS_REPLAYABLE, lambda rows: rows.replay())
@@ -85,7 +91,7 @@ def replay_edited(delivery_id: UUID, body: str) -> bool:
     using = router.db_for_write(Delivery)
     with transaction.atomic(using=using):
         delivery = Delivery.objects.using(using).select_for_update().get(pk=delivery_id)
-        if delivery.status not in REPLAYABLE:
+        if not can_be_replayed(delivery):
             return False
         stored = edited(delivery, body)
         rows = Delivery.objects.using(using).filter(pk=delivery_id)

@@ -354,6 +354,17 @@ def test_what_cannot_be_replayed_keeps_its_body(status: Status) -> None:
     assert (row.status, row.body, row.original_body) == (status, '{"amount":1}', "")
 
 
+def test_a_dropped_undo_command_keeps_its_body() -> None:
+    payments()
+    fields: dict[str, Any] = {"message_name": "tests.Pay", "handler": "tests.pay"}
+    row = stored(status=Status.CANCELLED, undoes=True, body='{"amount":1}', **fields)
+
+    assert not replay_edited(row.pk, '{"amount": 2}')
+
+    row.refresh_from_db()
+    assert (row.status, row.body) == (Status.CANCELLED, '{"amount":1}')
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

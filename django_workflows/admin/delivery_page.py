@@ -26,7 +26,8 @@ from django_workflows.admin.display import (
     sees_all,
 )
 from django_workflows.declarations import WorkflowDefinition
-from django_workflows.models import REPLAYABLE, Delivery, Status
+from django_workflows.models import Delivery, Status
+from django_workflows.replaying import can_be_replayed
 from django_workflows.timeline import WIDE
 
 #: Deliveries in each of the lists.
@@ -45,7 +46,7 @@ def context_of(model_admin: Any, request: HttpRequest, delivery: Delivery) -> di
         return [line_of(site, row, sees_all=see) for row in rows]
 
     buttons = buttons_for(model_admin, request, delivery, ACTS)
-    if may(request, "edit_delivery") and delivery.status in REPLAYABLE:
+    if may(request, "edit_delivery") and can_be_replayed(delivery):
         name = "admin:django_workflows_edit_body"
         url = reverse(name, args=[delivery.pk], current_app=site.name)
         buttons.insert(1, {"url": url, "title": EDIT})

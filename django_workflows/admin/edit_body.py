@@ -20,15 +20,15 @@ from django_workflows.admin.delivery_acts import REPLAY
 from django_workflows.admin.display import as_text, change_url, sees_all
 from django_workflows.admin.pages import context_of
 from django_workflows.errors import WorkflowsError
-from django_workflows.models import REPLAYABLE, Delivery
-from django_workflows.replaying import edited, replay_edited
+from django_workflows.models import Delivery
+from django_workflows.replaying import can_be_replayed, edited, replay_edited
 
 
 def edit_page(model_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     """The form; what would be stored, once it fits; and, once confirmed, the replay."""
     delivery = the_delivery(model_admin, request, object_id)
     back_url = change_url(model_admin.admin_site, Delivery, delivery.pk)
-    if delivery.status not in REPLAYABLE:
+    if not can_be_replayed(delivery):
         model_admin.message_user(request, str(REPLAY.none_fits), messages.WARNING)
         return HttpResponseRedirect(back_url)
     body = request.POST.get("body", as_text(delivery.body))
