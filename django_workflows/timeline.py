@@ -154,7 +154,8 @@ def timeline_of(
 def happened_to(instance: WorkflowState, *, wide: bool = False) -> QuerySet[Delivery]:
     """Deliveries to the instance, and commands that undo what it did; newest first."""
     to_it = Q(instance_id=instance.pk)
-    undoing = Q(sender_instance_id=instance.pk, undoes=True) & ~Q(status=Status.NOTED)
+    left = ~Q(status=Status.NOTED) & ~Q(status=Status.CANCELLED, claims=0)
+    undoing = Q(sender_instance_id=instance.pk, undoes=True) & left
     rows = _deliveries(wide).filter(to_it | undoing)
     return rows.order_by(F("ended_at").desc(nulls_first=True), "-pk")
 

@@ -22,6 +22,7 @@ from django.db import router, transaction
 from django.db.models import Count, Exists, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 
 from django_workflows import clock, outbox
@@ -87,6 +88,8 @@ class Act:
     needs_reason: bool = False
     asks_cascade: bool = False
     batch: int = BATCH
+    #: Where it leads in the end, if not to the list.
+    back_url: str = ""
 
 
 @dataclass
@@ -118,7 +121,7 @@ def respond(
     level = messages.SUCCESS if progress.done else messages.WARNING
     text = act.done(progress.done) if progress.done else str(act.none_fits)
     model_admin.message_user(request, text, level)
-    return HttpResponseRedirect(url_to_go_back_to(model_admin, request))
+    return HttpResponseRedirect(url_to_go_back_to(model_admin, request, act))
 
 
 # What is asked
@@ -129,7 +132,7 @@ def confirmation(
 ) -> HttpResponse:
     """The page that says what will happen."""
     preview = preview_of(request, queryset, act)
-    back_url = url_to_go_back_to(model_admin, request)
+    back_url = url_to_go_back_to(model_admin, request, act)
     if not preview.count:
         model_admin.message_user(request, str(act.none_fits), messages.WARNING)
         return HttpResponseRedirect(back_url)
@@ -144,7 +147,7 @@ def confirmation(
         lacks_reason=lacks_reason,
         confirmed=clock.read(outbox.database()).isoformat(),
         carried=carried(request),
-        parent=model_admin.opts.verbose_name_plural,
+        parent=capfirst(model_admin.opts.verbose_name_plural),
         parent_url=list_url(model_admin.admin_site, model_admin.model),
         back_url=back_url,
     )
@@ -177,8 +180,10 @@ def carried(request: HttpRequest) -> list[tuple[str, str]]:
     ]
 
 
-def url_to_go_back_to(model_admin: Any, request: HttpRequest) -> str:
+def url_to_go_back_to(model_admin: Any, request: HttpRequest, act: Act) -> str:
     """The page of the one row whose button it was, else where the action was chosen."""
+    if act.back_url:
+        return act.back_url
     if request.POST.get("row"):
         return change_url(model_admin.admin_site, model_admin.model, request.POST["row"])
     return request.get_full_path()
@@ -269,9 +274,9 @@ def progress_page(
         title=act.title,
         progress=progress,
         carried=[*carried(request), *own.items()],
-        parent=model_admin.opts.verbose_name_plural,
+        parent=capfirst(model_admin.opts.verbose_name_plural),
         parent_url=list_url(model_admin.admin_site, model_admin.model),
-        back_url=url_to_go_back_to(model_admin, request),
+        back_url=url_to_go_back_to(model_admin, request, act),
     )
     return TemplateResponse(request, "admin/django_workflows/progress.html", context)
 

@@ -37,6 +37,8 @@ WIDE = (models.TextField, models.JSONField, models.BinaryField)
 SEARCHABLE = (models.CharField, models.TextField, models.UUIDField, models.IntegerField)
 #: Fields of the state in the list.
 FIELDS_SHOWN = 8
+#: Fields of the state in one row of its page.
+IN_A_ROW = 3
 
 
 class WorkflowStateAdmin(ReadOnlyAdmin):
@@ -125,13 +127,16 @@ class WorkflowStateAdmin(ReadOnlyAdmin):
                 (title, {**options, "fields": self._masked(request, options["fields"])})
                 for title, options in super().get_fieldsets(request, obj)
             ]
-        managed = ["id", ("lifecycle_badge", "version"), ("started", "updated", "ended")]
+        managed = ["id", ("lifecycle_badge", "version", "started", "updated", "ended")]
         if obj is not None and obj.starter_id is not None:
             managed.append("started_by")
+        wide = [f for f in self._own_fields() if isinstance(f, WIDE)]
+        narrow = [f.name for f in self._own_fields() if f not in wide]
+        own: list[Any] = [tuple(narrow[i : i + IN_A_ROW]) for i in range(0, len(narrow), IN_A_ROW)]
         hidden = () if sees_all(request) else self.model.sensitive_fields
-        own = [
+        own += [
             _json_block(f) if isinstance(f, models.JSONField) and f.name not in hidden else f.name
-            for f in self._own_fields()
+            for f in wide
         ]
         own = self._masked(request, own)
         return ((None, {"fields": own}), (_("Instance"), {"fields": managed}))
