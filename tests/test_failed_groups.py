@@ -1,5 +1,6 @@
 """What failed alike: the groups, their page, and the replay of one of them."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_workflows import Command, HandlerContext, handles, send
-from django_workflows.admin import failed
+from django_workflows.admin import actions, failed
 from django_workflows.errors import Unrecoverable
 from django_workflows.failures import failed_groups, group_of
 from django_workflows.models import Delivery, Status
@@ -54,12 +55,18 @@ def address(handler: str = "orders.take_payment", error_class: str = "ValueError
     return f"{REPLAY}?{urlencode({'handler': handler, 'error_class': error_class})}"
 
 
+def press(client: Client, page: Any) -> Any:
+    """Press the button of the page, with what its form carries."""
+    form = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page.content.decode())
+    path = f"{page.request['PATH_INFO']}?{page.request['QUERY_STRING']}"
+    return client.post(path, dict(form), follow=True)
+
+
 def confirm(client: Client, page: Any) -> Any:
-    """Press the button of the confirmation page."""
-    form = dict(
-        re.findall(r'name="(handler|error_class|until)" value="([^"]*)"', page.content.decode())
-    )
-    return client.post(REPLAY, form, follow=True)
+    """Press the button of the confirmation, and then of each page that says how far it is."""
+    while 'class="workflows-confirm"' in page.content.decode():
+        page = press(client, page)
+    return page
 
 
 def said(response: Any) -> list[str]:
@@ -208,7 +215,9 @@ def test_only_who_may_replay_is_offered_it(log_in: Log) -> None:
 
     assert "Replay group" not in page.content.decode()
     assert page.client.get(address()).status_code == 403
-    assert page.client.post(REPLAY).status_code == 403
+    assert (
+        page.client.post(address(), {"confirmed": "2026-01-01T00:00:00+00:00"}).status_code == 403
+    )
 
 
 def test_the_page_says_so_when_more_have_failed_than_it_counts(
@@ -266,7 +275,7 @@ def test_the_pages_take_few_queries_and_little_space(log_in: Log, groups: int) -
 
 
 def test_the_confirmation_says_exactly_what_will_happen(log_in: Log) -> None:
-    for _ in range(3):
+    for _ in range(12):
         stored(error_class="ValueError")
     stored(error_class="ValueError", message_name="orders.Other", undoes=True)
     stored(error_class="KeyError")
@@ -274,11 +283,16 @@ def test_the_confirmation_says_exactly_what_will_happen(log_in: Log) -> None:
     page = log_in("view_delivery", "replay_delivery").get(address())
 
     text = page.content.decode()
-    assert "4 failed deliveries" in text
-    assert page.context["by_message"] == [("orders.Other", 1), ("orders.TakePayment", 3)]
-    assert "1 of them is an undo command" in text
-    assert "Nothing of this name is declared" not in text
-    assert Delivery.objects.filter(status=Status.FAILED).count() == 5
+    assert page.context["preview"].groups == [
+        ("orders.TakePayment", "orders.take_payment", "failed", False, 12),
+        ("orders.Other", "orders.take_payment", "failed", True, 1),
+    ]
+    assert "13 deliveries" in text
+    assert "The last error of each was ValueError." in text
+    assert "1 is an undo command" in text
+    assert "What still fails is back in this group." in text
+    assert "declare" not in text
+    assert Delivery.objects.filter(status=Status.FAILED).count() == 14
 
 
 def test_a_group_is_replayed_and_each_of_it_has_an_entry_in_the_log(log_in: Log) -> None:
@@ -316,25 +330,27 @@ def test_pressing_the_button_twice_replays_nothing_twice(log_in: Log) -> None:
 
     done = confirm(client, page)
 
-    assert said(done) == ["None of them has failed any more: somebody was faster."]
+    assert said(done) == ["Nothing of this group has failed any more: it was replayed, or deleted."]
     assert LogEntry.objects.count() == 1
 
 
-def test_more_than_one_page_waits_for_are_replayed_in_several(
+def test_a_large_group_is_replayed_in_parts_and_says_how_far_it_is(
     log_in: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed, "REPLAYED_AT_ONCE", 2)
-    for _ in range(3):
+    monkeypatch.setattr(actions, "SECONDS_PER_PART", 0.0)
+    monkeypatch.setattr(failed, "REPLAY", dataclasses.replace(failed.REPLAY, batch=2))
+    for _ in range(5):
         stored(error_class="ValueError")
     client = log_in("view_delivery", "replay_delivery")
     page = client.get(address())
 
-    done = confirm(client, page)
+    part = press(client, page)
+    replayed_first = Delivery.objects.filter(status=Status.PENDING).count()
+    done = confirm(client, part)
 
-    assert "There are more in the group" in page.content.decode()
-    assert said(done)[0] == "2 deliveries will be handled again."
-    assert Delivery.objects.filter(status=Status.FAILED).count() == 1
-    assert said(confirm(client, client.get(address()))) == ["1 delivery will be handled again."]
+    assert "<strong>2</strong> of 5 done." in part.content.decode()
+    assert replayed_first == 2
+    assert said(done) == ["5 deliveries will be handled again."]
 
 
 def test_the_confirmation_warns_of_a_handler_that_nothing_declares(log_in: Log) -> None:
@@ -342,14 +358,14 @@ def test_the_confirmation_warns_of_a_handler_that_nothing_declares(log_in: Log) 
 
     page = log_in("view_delivery", "replay_delivery").get(address("gone"))
 
-    assert "Nothing of this name is declared now" in page.content.decode()
+    assert any("gone" in sentence for sentence in page.context["follows"])
 
 
-def test_a_group_that_is_gone_says_so_and_has_no_button(log_in: Log) -> None:
-    page = log_in("view_delivery", "replay_delivery").get(address())
+def test_a_group_that_is_gone_says_so(log_in: Log) -> None:
+    page = log_in("view_delivery", "replay_delivery").get(address(), follow=True)
 
-    assert "Nothing of this group has failed any more" in page.content.decode()
-    assert '<input type="submit"' not in page.content.decode()
+    assert page.redirect_chain == [(GROUPS, 302)]
+    assert said(page) == ["Nothing of this group has failed any more: it was replayed, or deleted."]
 
 
 def test_a_replayed_group_is_handled_once_each(log_in: Log, own_registry: Any) -> None:
