@@ -36,15 +36,22 @@ SHORT = 4
 # A delivery
 
 
-def masked(delivery: Delivery) -> Delivery:
-    """A copy to be shown: body, attributes, changes, reason, errors and traceback masked."""
+def masked(delivery: Delivery, others: Iterable[str] = ()) -> Delivery:
+    """A copy to be shown: body, attributes, changes, reason, errors and traceback masked.
+
+    Other secrets, of what is shown together with it, are masked wherever they stand.
+    """
     shown = copy.copy(delivery)
     secrets: set[str] = set()
     shown.body = body_of(delivery, secrets)
     if delivery.original_body:
         shown.original_body = _body_of(delivery, delivery.original_body, secrets)
     shown.changes = changes_of(delivery, secrets)
-    cover = covering(delivery, secrets)
+    cover = covering(delivery, secrets.union(others))
+    if others:
+        shown.body = _in_json(shown.body, cover)
+        shown.original_body = _in_json(shown.original_body, cover)
+        shown.changes = _in_texts(shown.changes, cover)
     shown.attributes = _in_texts(delivery.attributes, cover)
     shown.sticky_attributes = _in_texts(delivery.sticky_attributes, cover)
     shown.failures = _in_texts(delivery.failures, cover)
@@ -131,10 +138,14 @@ def covering(delivery: Delivery, secrets: Iterable[str]) -> Callable[[str], str]
     may be of another message, or of the state.
     """
     state = state_class(delivery.handler)
-    seeds = sorted({v for secret in secrets for v in _variants(secret)}, key=len, reverse=True)
     quotes = [*_QUOTED_BY_PYDANTIC] if anything_is_sensitive() else []
     if state and state.sensitive_fields:
         quotes += _QUOTED_BY_POSTGRES
+    return _covering(secrets, quotes)
+
+
+def _covering(secrets: Iterable[str], quotes: Iterable[re.Pattern[str]]) -> Callable[[str], str]:
+    seeds = sorted({v for secret in secrets for v in _variants(secret)}, key=len, reverse=True)
 
     def cover(text: str) -> str:
         for quote in quotes:
@@ -215,6 +226,21 @@ def values_of(instance: WorkflowState) -> dict[str, Any]:
 def shown_value(instance: WorkflowState, name: str, value: Any) -> Any:
     """The value of the field of this name, masked if it is sensitive and there is one."""
     return MASK if name in type(instance).sensitive_fields and value not in (None, "") else value
+
+
+def secrets_of_instance(instance: WorkflowState) -> set[str]:
+    """The values of the instance's sensitive fields."""
+    secrets: set[str] = set()
+    hide = _collecting(secrets)
+    for name in type(instance).sensitive_fields:
+        field: Any = instance._meta.get_field(name)
+        hide(field.value_from_object(instance))
+    return secrets
+
+
+def hidden(value: Any, secrets: Iterable[str]) -> Any:
+    """The JSON value with the secrets masked wherever they stand in a text of it."""
+    return _in_texts(value, _covering(secrets, ()))
 
 
 # What is declared
@@ -393,14 +419,14 @@ def _collecting(secrets: set[str]) -> Hide:
 
 
 def _leaves(value: Any) -> Iterable[str]:
-    """The texts and numbers in a value."""
+    """The texts and numbers in a value, and whatever else a state holds, as a text."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _leaves(item)
     elif isinstance(value, list):
         for item in value:
             yield from _leaves(item)
-    elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+    elif value is not None and not isinstance(value, bool):
         yield str(value)
 
 
@@ -438,6 +464,11 @@ def _without(text: str, value: str) -> str:
         if text.endswith(value[:length]):
             return text[:-length] + MASK
     return text
+
+
+def _in_json(text: str, cover: Callable[[str], str]) -> str:
+    """The JSON with each text in it covered."""
+    return json.dumps(_in_texts(json.loads(text), cover), ensure_ascii=False) if text else ""
 
 
 def _in_texts(value: Any, cover: Callable[[str], str]) -> Any:
