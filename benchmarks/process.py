@@ -12,7 +12,16 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
-from django_workflows import Event, HandlerContext, dispatch, handles, outbox, publish, registry
+from django_workflows import (
+    Event,
+    HandlerContext,
+    dispatch,
+    handles,
+    observing,
+    outbox,
+    publish,
+    registry,
+)
 from django_workflows.testing import isolated_registry
 from testproject.orders import messages
 from testproject.orders.models import FulfilmentState
@@ -57,21 +66,21 @@ class Process:
 
 @contextmanager
 def lean_process() -> Iterator[Process]:
-    """Declare the process, and nothing else, while the block runs."""
+    """Declare the process, and nothing else, while the block runs; nobody observes it."""
     fulfilment = registry.current().recipient(FulfilmentState._meta.label)
     assert fulfilment is not None
-    process, transport = Process(), outbox.transport
+    process, transport, observers = Process(), outbox.transport, observing.observers
     with isolated_registry() as declared:
         declared.add(fulfilment)
         for command, answer in ANSWERS.items():
             handles(command, name=f"benchmarks.{command.__name__}")(_replying_with(answer))
         for undo in (messages.RefundPayment, messages.PutStockBack):  # noted, and never sent
             handles(undo, name=f"benchmarks.{undo.__name__}")(lambda _message, _context: None)
-        outbox.transport = process
+        outbox.transport, observing.observers = process, ()
         try:
             yield process
         finally:
-            outbox.transport = transport
+            outbox.transport, observing.observers = transport, observers
 
 
 def _replying_with(answer: type[Event]) -> Callable[[Any, HandlerContext], None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Un
 from uuid import UUID
 
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_workflows import logs, observing, outbox, registry, statements
 from django_workflows.declarations import WorkflowDefinition
@@ -85,7 +86,8 @@ class Context:
         self._origin = origin
         self._effects = effects
         #: The open transactions at the start of the run: none, if the handler is not atomic.
-        self._depth = _depth()
+        self._connection = outbox.database()
+        self._depth = _depth(self._connection)
 
     @property
     def delivery_id(self) -> UUID:
@@ -181,15 +183,15 @@ class Context:
     def _add(self, deliveries: list[NewDelivery]) -> None:
         """Keep them for the end of the run, unless a savepoint must be able to drop them."""
         self._effects.sent.update({new.id: new.message_name for new in deliveries})
-        if _depth() == self._depth:
+        if _depth(self._connection) == self._depth:
             self._effects.outgoing += deliveries
         elif self._depth:
-            with outbox.database().cursor() as cursor:
+            with self._connection.cursor() as cursor:
                 outbox.write(cursor, deliveries)
         else:
             # The handler is not atomic, and this waits for a transaction that it has opened.
             transaction.on_commit(
-                partial(self._effects.outgoing.extend, deliveries), using=outbox.database().alias
+                partial(self._effects.outgoing.extend, deliveries), using=self._connection.alias
             )
 
 
@@ -262,11 +264,11 @@ class WorkflowContext(Context, Generic[S]):
         terms = Terms(**options)
         _ids, notes = outbox.prepare([command], self._origin, terms, noted=True)
         self._effects.asked.append(("compensate_with", command, terms))
-        if _depth() == self._depth:
+        if _depth(self._connection) == self._depth:
             self._effects.notes += notes
             return
         # In a block of the step's own, whose rollback must be able to drop them.
-        with outbox.database().cursor() as cursor:
+        with self._connection.cursor() as cursor:
             statements.insert_notes(cursor, notes, self.state.version + 1)
         self._effects.noted += [note.id for note in notes]
 
@@ -348,7 +350,6 @@ def publish(*events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
     return outbox.send_in_transaction(events, Origin(), Terms(**options))
 
 
-def _depth() -> int:
+def _depth(connection: BaseDatabaseWrapper) -> int:
     """How many atomic blocks are open."""
-    connection = outbox.database()
     return len(connection.savepoint_ids) + connection.in_atomic_block

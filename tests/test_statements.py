@@ -177,7 +177,7 @@ def plans_of(statements: list[tuple[str, Any]]) -> list[str]:
 CLAIM = """
     UPDATE "django_workflows_delivery" SET status = 'running', claims = claims + 1,
     started_at = statement_timestamp(), relay_at = (statement_timestamp() + %(lease)s)
-    WHERE id = ANY(%(ids)s) AND status = 'pending' AND due_at <= statement_timestamp()
+    WHERE id = %(id)s AND status = 'pending' AND due_at <= statement_timestamp()
     RETURNING "id", "message_id", "message_name", "body", "attributes", "sticky_attributes",
     "correlation_id", "causation_id", "workflow_ids", "trace_context", "handler", "part",
     "instance_id", "sender", "sender_instance_id", "sender_step", "queue", "status", "claims",
