@@ -557,6 +557,32 @@ def a_default_manager_of_another_queryset(right: bool) -> None:
     started(ManagedState)
 
 
+@pair("E024", "SecretState", "Did you mean iban?")
+def a_sensitive_field_that_is_misspelt(right: bool) -> None:
+    class SecretState(WorkflowState):
+        sensitive_fields = ("iban" if right else "ibn",)
+        iban = models.CharField(max_length=50)
+
+    started(SecretState)
+
+
+@pair("E024", "no list", "sensitive_fields = ('iban',)")
+def a_sensitive_field_alone(right: bool) -> None:
+    class SecretState(WorkflowState):
+        sensitive_fields = ("iban",) if right else "iban"
+        iban = models.CharField(max_length=50)
+
+    started(SecretState)
+
+
+@pair("E025", "KeptState", "timedelta")
+def a_retention_that_is_no_time(right: bool) -> None:
+    class KeptState(WorkflowState):
+        workflow_retention = timedelta(days=30) if right else 30
+
+    started(KeptState)
+
+
 @pair("W001", "SavedState", "pre_save")
 def a_state_that_overrides_save(right: bool) -> None:
     class SavedState(WorkflowState):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage
 from django.db.models import signals
 
 from django_workflows import registry
-from django_workflows.checks.reports import Problems, error, path, warning
+from django_workflows.checks.reports import Problems, did_you_mean, error, path, warning
+from django_workflows.instances import MANAGED
 from django_workflows.models import WorkflowState, WorkflowStateQuerySet
 
 State = type[WorkflowState]
@@ -23,6 +26,8 @@ def check_states(**_kwargs: Any) -> list[CheckMessage]:
         if kind:
             found.append(no_table_of_its_own(state, kind))
             continue
+        found += unknown_sensitive_fields(state)
+        found += odd_retention(state)
         found += other_querysets(state)
         found += overridden_save(state)
         found += receivers_of_signals(state)
@@ -77,6 +82,40 @@ def hidden_names(state: State) -> Problems:
                     f"Give the field of {state.__name__} another name.",
                     path(state),
                 )
+
+
+def unknown_sensitive_fields(state: State) -> Problems:
+    """E024: a misspelt name would leave the value for all to see."""
+    given: Any = state.sensitive_fields
+    known = [field.name for field in state._meta.concrete_fields if field.attname not in MANAGED]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        yield error(
+            24,
+            f"{path(state)}.sensitive_fields is {given!r:.100}, which is no list of names.",
+            f"Write sensitive_fields = ({given!r:.100},) in {state.__name__}.",
+            state,
+        )
+        return
+    for name in given:
+        if name not in known:
+            yield error(
+                24,
+                f"{path(state)}.sensitive_fields names {name!r}, which is no field of its own.",
+                f"{did_you_mean(str(name), known)} Correct or remove {name!r}.",
+                state,
+            )
+
+
+def odd_retention(state: State) -> Problems:
+    """E025: how long an ended instance is kept."""
+    given: Any = state.workflow_retention
+    if given is not None and not (isinstance(given, timedelta) and given >= timedelta(0)):
+        yield error(
+            25,
+            f"{path(state)}.workflow_retention is {given!r:.100}, which is no span of time.",
+            f"Give {state.__name__} a timedelta of zero or more, or None for RETENTION.",
+            state,
+        )
 
 
 def other_querysets(state: State) -> Problems:
