@@ -8,6 +8,8 @@ import json
 import os
 from datetime import timedelta
 
+import django
+
 NEEDS_PIP_POSTGRES = not os.environ.get("DATABASE_URL")
 if NEEDS_PIP_POSTGRES:
     os.environ["DATABASE_URL"] = "postgres:///not-started-yet"
@@ -15,6 +17,9 @@ if NEEDS_PIP_POSTGRES:
 from testproject.settings import *  # noqa: E402
 
 INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.postgres", "tests"]
+if django.VERSION >= (6, 0):  # what the browser refuses, the tests in the browser see
+    MIDDLEWARE = [*MIDDLEWARE, "django.middleware.csp.ContentSecurityPolicyMiddleware"]
+    SECURE_CSP = {"default-src": ["'self'"], "img-src": ["'self'", "data:"]}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # `tests.processes` reads from a worker's log which processes are ready.
