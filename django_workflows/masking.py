@@ -98,8 +98,10 @@ def text_of(delivery: Delivery, text: str) -> str:
 
 def in_brief(delivery: Delivery, text: str) -> str:
     """A text about a delivery whose body was not read: of an error, the class alone is left."""
-    if not text or not concerns_sensitive(delivery):
+    if not text:
         return text
+    if not concerns_sensitive(delivery):
+        return covering(delivery, ())(text)
     name = re.match(r"[\w.]+(?=: )", text)
     return f"{name[0]}: {MASK}" if name else MASK
 

@@ -25,11 +25,12 @@ from django_workflows import (
 from django_workflows.errors import Unrecoverable
 from django_workflows.messages import MASK
 from django_workflows.models import Delivery, Status
+from django_workflows.registry import Registry
 from tests.delivering import deliver_due
 from tests.models import CustomerState, SurveyState
 from tests.stored import stored
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 IBAN = "DE89370400440532013000"
 CUSTOMERS = "tests.CustomerState"
@@ -50,7 +51,7 @@ class Remind(Command, name="tests.Remind"):
 
 
 @pytest.fixture
-def customer() -> CustomerState:
+def customer(own_registry: Registry) -> CustomerState:
     """One that was opened, sent a command that failed, and has a reminder waiting."""
     customers = define_workflow(CustomerState)
 
@@ -141,6 +142,7 @@ def test_of_very_many_deliveries_the_oldest_and_the_newest_are_there(
     assert [d["id"] for d in exported["deliveries"][2:]] == [str(d.pk) for d in more[-2:]]
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_values_of_every_kind_are_written() -> None:
     define_workflow(SurveyState).started_by(Opened)(lambda message, state, context: None)
     survey = SurveyState.objects.create(reward=Decimal("1.50"), answers={"a": [1, None]})

@@ -263,6 +263,8 @@ class TestTexts:
         assert masking.in_brief(charge(), f"bank.Refused: {IBAN}") == f"bank.Refused: {MASK}"
         assert masking.in_brief(charge(), f"No {IBAN} here.") == MASK
         assert masking.in_brief(plain, "bank.Refused: 1") == "bank.Refused: 1"
+        quoted = "[type=x, input_value='DE89', input_type=str]"
+        assert "DE89" not in masking.in_brief(plain, quoted)
 
     @pytest.mark.postgres
     def test_a_value_of_the_state_that_postgres_quotes_is_masked(self) -> None:
