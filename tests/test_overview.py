@@ -1,5 +1,6 @@
 """The overview in the admin, and the page of a process: what they say, to whom, and their cost."""
 
+import html
 import re
 import uuid
 from collections.abc import Callable
@@ -311,6 +312,34 @@ def test_the_page_of_a_process_shows_it_drawn(log_in: Log) -> None:
 
     assert '<svg xmlns="http://www.w3.org/2000/svg" class="workflows-graph"' in text_of(page)
     assert "this is what is declared" in text_of(page)
+
+
+def test_an_instance_leads_to_its_process_with_its_place_marked(log_in: Log) -> None:
+    instance = order()
+    stored(
+        handler="orders.FulfilmentState",
+        instance_id=instance.pk,
+        step="begin",
+        version=1,
+        status=Status.HANDLED,
+    )
+    client = log_in(*VIEW)
+    page = client.get(f"/admin/orders/fulfilmentstate/{instance.pk}/change/")
+
+    [link] = re.findall(r'href="([^"]*/graph/[^"]*)"', text_of(page))
+    with CaptureQueriesContext(connection) as captured:
+        process = client.get(html.unescape(link))
+
+    assert str(instance.pk) in text_of(process)
+    assert "wg-here" in text_of(process)
+    assert len(captured) <= 12
+
+
+@pytest.mark.parametrize("pk", ["7", "01900000-0000-7000-8000-000000000000"])
+def test_the_process_of_an_instance_that_is_not_there_is_not_found(log_in: Log, pk: str) -> None:
+    client = log_in(*VIEW)
+
+    assert client.get(f"{GRAPH}?workflow=orders.FulfilmentState&instance={pk}").status_code == 404
 
 
 def test_a_step_of_any_name_is_drawn_harmlessly(log_in: Log, own_registry: Any) -> None:

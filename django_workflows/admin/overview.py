@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from django.contrib.admin import AdminSite
 from django.contrib.auth import get_permission_codename
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
@@ -22,8 +22,7 @@ from django_workflows.admin.charts import chart, sparkline
 from django_workflows.admin.display import change_url, list_url
 from django_workflows.admin.pages import context_of, page_url
 from django_workflows.declarations import WorkflowDefinition
-from django_workflows.errors import NotDeclared
-from django_workflows.models import Delivery, Lifecycle, Worker
+from django_workflows.models import Delivery, Lifecycle, Worker, WorkflowState
 from django_workflows.status import Figure, Overview, Recipient, Workflow
 
 #: Rows of each table; more make the page too large.
@@ -186,17 +185,18 @@ def lasting(span: timedelta | None) -> str:
 
 
 def graph_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    """The process of one workflow, drawn from what recent deliveries say."""
+    """The process of one workflow, drawn from what recent deliveries say; or of an instance."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
-    try:
-        definition = graph.workflow_named(request.GET.get("workflow", ""))
-    except NotDeclared as error:
-        raise Http404(str(error)) from error
+    definition = definition_named(request.GET.get("workflow", ""))
     site = model_admin.admin_site
     if not may_view(site, request, definition):
         raise PermissionDenied
-    drawn = graph.graph_of(definition)
+    instance = (
+        instance_of(definition, request.GET["instance"]) if "instance" in request.GET else None
+    )
+    drawn = graph.graph_of(definition, instance)
+    is_listed = site.is_registered(definition.state)
     context = context_of(
         model_admin,
         request,
@@ -205,8 +205,28 @@ def graph_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
         parent_url=page_url(site, "overview"),
         drawing=graph.as_svg(drawn),
         graph=drawn,
-        instances_url=list_url(site, definition.state)
-        if site.is_registered(definition.state)
+        instance=instance,
+        instance_url=change_url(site, definition.state, instance.pk)
+        if instance and is_listed
         else "",
+        instances_url=list_url(site, definition.state) if is_listed else "",
     )
     return TemplateResponse(request, "admin/django_workflows/graph.html", context)
+
+
+def definition_named(name: str) -> WorkflowDefinition:
+    """The workflow of this name, or whose state has it for its label."""
+    for definition in registry.current().workflows:
+        if name in (*definition.names, definition.state._meta.label):
+            return definition
+    raise Http404(f"No workflow is named {name!r}.")
+
+
+def instance_of(definition: WorkflowDefinition, pk: str) -> WorkflowState:
+    try:
+        found: WorkflowState | None = definition.state._default_manager.filter(pk=pk).first()
+    except ValidationError:
+        found = None
+    if found is None:
+        raise Http404(f"{definition.name} has no instance {pk!r}.")
+    return found
