@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from typing import Any
+from uuid import uuid4
 
 from django.http import HttpResponse
 from django.test import Client
@@ -89,5 +90,6 @@ def select(
     client: Client, path: str, action: str, pks: Iterable[Any], *, across: bool = False
 ) -> Any:
     """Choose an action for some rows of a list, or for all that match."""
-    data = {"action": action, "_selected_action": [str(pk) for pk in pks], "index": "0"}
+    selected = [str(pk) for pk in pks] or [str(uuid4())]  # as Django's script does for all
+    data = {"action": action, "_selected_action": selected, "index": "0"}
     return client.post(path, {**data, "select_across": "1" if across else "0"}, follow=True)

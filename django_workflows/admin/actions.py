@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -205,13 +205,14 @@ def progress_in(request: HttpRequest) -> Progress:
     """What the form says; what nobody can have sent by a page of ours counts as unconfirmed."""
     sent = request.POST
     try:
+        confirmed = datetime.fromisoformat(sent["confirmed"]) if "confirmed" in sent else None
         return Progress(
-            confirmed=datetime.fromisoformat(sent["confirmed"]) if "confirmed" in sent else None,
+            confirmed=confirmed and confirmed.astimezone(UTC),
             after=UUID(sent["after"]) if sent.get("after") else None,
             done=int(sent.get("done") or 0),
             in_all=int(sent.get("in_all") or 0),
         )
-    except ValueError:
+    except (ValueError, OverflowError):
         return Progress()
 
 
