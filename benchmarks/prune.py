@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import resource
 import statistics
 import threading
@@ -58,15 +59,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prune", description=__doc__)
     parser.add_argument("--instances", type=int, default=200_000, help="that have ended (200,000)")
     parser.add_argument("--batch", type=int, default=BATCH, help=f"of one transaction ({BATCH})")
+    parser.add_argument("--json", action="store_true", help="on one line")
     parser.add_argument("--idle", action="store_true", help="handle no deliveries meanwhile")
     options = parser.parse_args()
-    use("benchmark_prune")
+    name = f"benchmark_prune_{os.getpid()}"
+    use(name)
     try:
         filled = fill(options.instances * 100 // (100 - RUNNING), ago=100)
-        print(json.dumps({"filled": asdict(filled), **measure(options)}, indent=2))
+        figures = {"filled": asdict(filled), **measure(options)}
+        print(json.dumps(figures, indent=None if options.json else 2))
     finally:
         connections.close_all()
-        use("benchmark_prune", make=False)
+        use(name, make=False)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -109,6 +109,15 @@ class Receipt(models.Model):
         return f"Receipt of {self.state_id}"
 
 
+class Copy(models.Model):
+    """A row that the database alone keeps its instance for."""
+
+    state = models.ForeignKey(LetterState, on_delete=models.DO_NOTHING, related_name="+")
+
+    def __str__(self) -> str:
+        return f"Copy of {self.state_id}"
+
+
 class FolderState(WorkflowState):
     """An instance that would go with that of another workflow."""
 

@@ -31,9 +31,20 @@ def test_on_sqlite_it_says_what_it_needs() -> None:
     assert run.stdout == ""
 
 
-def benchmark(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+def test_pruning_is_measured_while_deliveries_are_handled(database_url: str) -> None:
+    run = benchmark(database_url, "--json", "--instances", "1000", "--batch", "100", name="prune")
+
+    assert run.returncode == 0, run.stderr  # it fails itself when a live instance is gone
+    report = json.loads(run.stdout)
+    assert report["filled"]["deliveries"] == 5 * report["filled"]["instances"]
+    assert report["pruned"]["deliveries"] == 5 * report["pruned"]["instances"]
+    assert 950 <= report["pruned"]["instances"] <= 1_000
+    assert report["orders_meanwhile"] > 0
+
+
+def benchmark(url: str, *options: str, name: str = "step") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    command = [sys.executable, "-m", "benchmarks.step", *options]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
     )

@@ -31,6 +31,7 @@ from django_workflows.models import Delivery, Lifecycle, Status, WorkflowState
 from django_workflows.pruning import Pruned, Terms, prune
 from tests.concurrency import at_once
 from tests.models import (
+    Copy,
     FolderState,
     InvoiceState,
     Letter,
@@ -249,10 +250,13 @@ class TestRowsThatRefer:
         assert not exists(letter)
         assert not exists(old)
 
-    def test_a_protected_instance_stays_and_is_named_and_the_others_go(self) -> None:
+    @pytest.mark.parametrize("model", [Receipt, Copy])
+    def test_a_protected_instance_stays_and_is_named_and_the_others_go(
+        self, model: type[Receipt | Copy]
+    ) -> None:
         held, *others = [instance(state=LetterState) for _ in range(3)]
         theirs = delivery(to=held)
-        Receipt.objects.create(state=held)
+        row = model.objects.create(state=held)
 
         result = run()
 
@@ -267,6 +271,7 @@ class TestRowsThatRefer:
                 "instances": 1,
             }
         ]
+        row.delete()
 
     def test_an_instance_of_another_workflow_never_goes_by_a_cascade(self) -> None:
         old = instance(state=LetterState)
