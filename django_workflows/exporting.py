@@ -9,7 +9,6 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Q
 
-import django_workflows
 from django_workflows import masking, outbox
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.instances import MANAGED
@@ -35,7 +34,6 @@ def export(
             secrets |= masking.secrets_of(delivery)
     return {
         "exported_at": datetime.now(UTC).isoformat(),
-        "django_workflows": django_workflows.__version__,
         "masked": not unmasked,
         "workflow": definition.name,
         "state": type(instance)._meta.label,

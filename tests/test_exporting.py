@@ -11,6 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from uuid_utils.compat import uuid7
 
+import django_workflows
 from django_workflows import (
     Command,
     Event,
@@ -84,6 +85,7 @@ def test_it_has_the_instance_and_its_fields(customer: CustomerState) -> None:
     exported = run(customer.pk)
 
     assert (exported["workflow"], exported["masked"]) == (CUSTOMERS, True)
+    assert exported["django_workflows"] == django_workflows.__version__
     assert exported["instance"]["id"] == str(customer.pk)
     assert exported["instance"]["lifecycle"] == "running"
     assert exported["instance"]["fields"] == {"name": "Ada", "iban": MASK}

@@ -5,7 +5,7 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from django_workflows import outbox, registry
+from django_workflows import __version__, outbox, registry
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.exporting import as_text, export
 from django_workflows.management.commands.replay_messages import a_uuid
@@ -32,9 +32,10 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             definition, instance = the_instance(options["id"], options["workflow"])
-            text = as_text(export(definition, instance, unmasked=options["unmasked"]))
+            exported = export(definition, instance, unmasked=options["unmasked"])
         except DatabaseError as error:
             raise CommandError(f"The database refused: {error}".strip()) from error
+        text = as_text({"django_workflows": __version__, **exported})
         if options["unmasked"]:
             self.stderr.write("What is sensitive is not masked: mind who reads it.")
         if not options["output"]:
