@@ -44,12 +44,12 @@ def as_text(body: str) -> str:
         return body
 
 
-def as_block(text: str) -> str:
+def as_block(text: str, longest: int = LONGEST) -> str:
     """The text as it is, in a block of its own."""
     if not text:
         return ""
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}\n…"
+    if len(text) > longest:
+        text = f"{text[:longest]}\n…"
     return format_html('<pre class="workflows-block">{}</pre>', text)
 
 

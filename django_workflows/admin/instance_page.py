@@ -36,9 +36,11 @@ from django_workflows.timeline import (
 )
 
 #: Of one entry: so many fields, each of so many characters, and so many failed attempts.
-FIELDS, FIELD_LENGTH, ATTEMPTS = 12, 200, 5
-#: Characters of all tracebacks and errors on the page; the newest come first.
-ALLOWANCE = 60_000
+FIELDS, FIELD_LENGTH, ATTEMPTS = 12, 120, 5
+#: Characters of all details of the timeline on the page; the newest come first.
+ALLOWANCE = 120_000
+#: About as many as one line about a delivery takes, with its links.
+LINE_LENGTH = 600
 #: The page of the timeline in the address.
 PAGE_VAR = "timeline"
 
@@ -181,17 +183,28 @@ def step_text(step: Step) -> str:
 def entries_of(
     site: AdminSite, instance: WorkflowState, timeline: Timeline, see: bool
 ) -> list[dict[str, Any]]:
-    """The entries as they are shown; of tracebacks, what the page has room for, newest first."""
+    """The entries as they are shown; of details, what the page has room for, newest first."""
     left = ALLOWANCE
     shown = []
     for entry in reversed(timeline.entries):
         row = entry_of(site, instance, entry, see)
-        for name in ("traceback", "error"):
-            if len(row[name]) > left:
-                row[name], row["is_cut"] = "", True
-            left -= len(row[name])
+        for name in DETAILS:
+            if (size := size_of(row[name])) > left:
+                row[name], row["is_cut"] = type(row[name])(), True
+            else:
+                left -= size
         shown.append(row)
     return shown[::-1]
+
+
+DETAILS = ("error", "reason", "sent", "changes", "traceback", "attempts")
+
+
+def size_of(detail: Any) -> int:
+    """About how many characters it takes on the page."""
+    if isinstance(detail, dict):
+        return LINE_LENGTH
+    return len(detail) if isinstance(detail, str) else 40 + sum(map(size_of, detail))
 
 
 def entry_of(site: AdminSite, instance: WorkflowState, entry: Entry, see: bool) -> dict[str, Any]:

@@ -37,6 +37,8 @@ WIDE = (models.TextField, models.JSONField, models.BinaryField)
 SEARCHABLE = (models.CharField, models.TextField, models.UUIDField, models.IntegerField)
 #: Fields of the state in the list.
 FIELDS_SHOWN = 8
+#: Characters of a JSON field on it.
+LONGEST_JSON = 20_000
 #: Fields of the state in one row of its page.
 IN_A_ROW = 3
 
@@ -228,6 +230,6 @@ def _masked_field(field: Any) -> Callable[[Any], str]:
 def _json_block(field: Field) -> Callable[[Any], str]:
     @admin.display(description=capfirst(str(field.verbose_name)))
     def show(instance: Any) -> str:
-        return as_block(as_json(getattr(instance, field.attname)))
+        return as_block(as_json(getattr(instance, field.attname)), LONGEST_JSON)
 
     return show
