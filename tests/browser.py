@@ -1,22 +1,25 @@
 """A real browser on the admin: Chromium, headless, driven by its chromedriver."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
-from selenium import webdriver
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 
 from tests.concurrency import wait_until
+
+if TYPE_CHECKING:
+    from selenium import webdriver
+    from selenium.webdriver.remote.webelement import WebElement
 
 FLAGS = (
     "--headless",
@@ -62,17 +65,17 @@ class Browser:
     @property
     def text(self) -> str:
         """What is to be read on the page."""
-        return str(self.driver.find_element(By.TAG_NAME, "body").text)
+        return str(self.find("body").text)
 
     @property
     def path(self) -> str:
         return str(self.driver.current_url.removeprefix(self.url))
 
     def find(self, css: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, css)
+        return self.driver.find_element("css selector", css)
 
     def count(self, css: str) -> int:
-        return len(self.driver.find_elements(By.CSS_SELECTOR, css))
+        return len(self.driver.find_elements("css selector", css))
 
     def click(self, css: str) -> None:
         """Click, and wait for the page that follows."""
@@ -141,6 +144,8 @@ def the_browser() -> tuple[str, str]:
 def chromium() -> Iterator[webdriver.Chrome]:
     """One browser for all tests; each gets a fresh session's cookie."""
     binary, driver = the_browser()
+    from selenium import webdriver  # by those tests only that need it
+
     options: Any = webdriver.ChromeOptions()
     options.binary_location = binary
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

@@ -14,6 +14,7 @@ from django.db import connection, connections
 
 from django_workflows.registry import Registry
 from django_workflows.testing import isolated_registry
+from tests.browser import browser, chromium  # noqa: F401  fixtures
 from tests.processes import Workers, environment, run_manage
 from tests.services import (
     Postgres,
