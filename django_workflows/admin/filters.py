@@ -83,7 +83,7 @@ class MessageFilter(admin.SimpleListFilter):
 class CreatedFilter(admin.SimpleListFilter):
     """By the time in the UUIDv7 that is the primary key, so that its index is read.
 
-    A filter that no other index serves is limited to a week until a time is chosen.
+    A filter that no other index serves is limited to a day until a time is chosen.
     """
 
     title = _("created")
@@ -101,7 +101,7 @@ class CreatedFilter(admin.SimpleListFilter):
         indexed = {"handler", "error_class"} if status == Status.FAILED else set()
         names_chosen = ({"handler", "error_class", "message"} - indexed) & set(request.GET)
         needs_limit = names_chosen or (status and status not in INDEXED)
-        self.default = "week" if needs_limit and not request.GET.get(SEARCH_VAR) else "any"
+        self.default = "day" if needs_limit and not request.GET.get(SEARCH_VAR) else "any"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[Any, Any]]:
         return [("any", _("Any time")), *((key, title) for key, title, _length in self.periods)]

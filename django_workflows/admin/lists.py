@@ -76,6 +76,7 @@ class ReadOnlyAdmin(_ModelAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_max_show_all = 0
+    list_per_page = 50  # a row costs more to show than to find
     view_on_site = False
 
     class Media:

@@ -17,7 +17,7 @@ from django_workflows.models import UNENDED, Delivery, Status, WorkflowState
 from django_workflows.notices import CommandFailed, JoinComplete, WorkflowEnded
 
 #: Deliveries, of all workflows, that the figures of a graph are made from.
-SAMPLE = 20_000
+SAMPLE = 10_000
 #: Deliveries of one instance that are marked.
 MARKED = 1_000
 #: How far the clocks of two machines may be apart.
