@@ -286,9 +286,13 @@ def _join_state(
 
 
 def _unanswered(entries: Iterable[Entry], definition: WorkflowDefinition) -> list[Delivery]:
-    """Commands that were handled by others and caused no message to the instance."""
+    """Commands that were handled by others and brought no message to the instance.
+
+    A workflow may answer in a step of its own that comes later: whatever it has sent counts.
+    """
     entries = list(entries)
     answered = {entry.delivery.causation_id for entry in entries}
+    heard_of = {entry.delivery.sender_instance_id for entry in entries} - {None}
     return [
         sent
         for entry in entries
@@ -297,6 +301,7 @@ def _unanswered(entries: Iterable[Entry], definition: WorkflowDefinition) -> lis
         and not sent.undoes
         and sent.handler not in definition.names
         and sent.message_id not in answered
+        and sent.instance_id not in heard_of
         and is_command(sent)
     ]
 

@@ -374,6 +374,25 @@ def test_a_command_that_was_answered_is_not_waited_for() -> None:
     assert not waiting.commands
 
 
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_a_child_answers_by_whatever_it_sends_however_late(has_answered: bool) -> None:
+    parent, child = a_parent_and_its_child()
+    if has_answered:
+        stored(
+            handler="tests.TallyState",
+            instance_id=parent.pk,
+            sender="tests.InvoiceState",
+            sender_instance_id=child.pk,
+            causation_id=uuid4(),
+            status=Status.HANDLED,
+            step="on_billed",
+        )
+
+    unanswered = waiting_of(parent, timeline_of(parent)).unanswered
+
+    assert [sent.handler for sent in unanswered] == ([] if has_answered else ["tests.InvoiceState"])
+
+
 def test_an_undo_command_that_failed_is_where_the_undoing_stopped() -> None:
     a_workflow()
     handles(Do, name="tests.do")(lambda message, context: None)
