@@ -18,7 +18,7 @@ from django_workflows.graph.shape import Edge, Graph, Kind, Mark, Node, lasting,
 MARGIN = 16.0
 LINE = 15.0
 #: Mean width of a character, in the sizes of the title and of the other lines.
-TITLE_CHARACTER, CHARACTER = 7.4, 6.1
+TITLE_CHARACTER, CHARACTER = 8.0, 6.1
 WIDEST = 30
 STYLES = Path(__file__).parent.parent / "static" / "django_workflows" / "graph.css"
 
@@ -96,8 +96,8 @@ def figures_of(node: Node) -> str:
 def size_of(node: Node, lines: list[str]) -> tuple[float, float]:
     if node.kind == Kind.OUTSIDE:
         return len(lines[0]) * CHARACTER + 24, 24.0
-    width = max(len(lines[0]) * TITLE_CHARACTER, *(len(one) * CHARACTER for one in lines[1:]))
-    return max(width + 40, 110.0), len(lines) * LINE + 12
+    width = max(len(lines[0]) * TITLE_CHARACTER + 20, *(len(one) * CHARACTER for one in lines[1:]))
+    return max(width + 24, 110.0), len(lines) * LINE + 12
 
 
 def box_of(

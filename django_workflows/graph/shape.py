@@ -113,6 +113,7 @@ def lasting(seconds: float | None) -> str:
     """A span of time for a narrow place: 3 ms, 1.4 s, 5 min, 2.0 h, 3.1 d."""
     if seconds is None:
         return ""
+    seconds = max(seconds, 0.0)  # by the clocks of two machines it may be less
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     for limit, unit, size in ((60, "s", 1), (3600, "min", 60), (86_400, "h", 3600)):
