@@ -193,9 +193,11 @@ class _DatabaseConsumer(Consumer):
         """Take what there is room for: at once if there is more, else when woken or polling."""
         room = self.prefetch - len(self.in_flight)
         if not self.more or room <= 0:
-            poll_every = conf.current().POLL_EVERY.total_seconds()
-            wait = self.looked_at + poll_every - time.monotonic()
-            self.wake.wait(min(max(wait, 0), self.timeout))
+            wait = self.timeout
+            if room > 0:
+                poll_every = conf.current().POLL_EVERY.total_seconds()
+                wait = min(max(self.looked_at + poll_every - time.monotonic(), 0), self.timeout)
+            self.wake.wait(wait)
             self.wake.clear()
             room = self.prefetch - len(self.in_flight)
         if room <= 0:

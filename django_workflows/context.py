@@ -71,11 +71,15 @@ class Effects:
     #: COMPLETED or COMPENSATING, when the step has asked for that.
     ending: Lifecycle | None = None
     discarded: bool = False
+    #: Whether something was done at once that the version has to move on for.
+    acted: bool = False
 
     @property
     def has_any(self) -> bool:
         """Whether the run did anything but change fields."""
-        return bool(self.sent or self.cancelled or self.notes or self.noted or self.ending)
+        return bool(
+            self.sent or self.cancelled or self.notes or self.noted or self.ending or self.acted
+        )
 
 
 class Context:
@@ -234,6 +238,9 @@ class WorkflowContext(Context, Generic[S]):
         """
         names = {name for message in messages for name in message.stored_names()}
         effects, own = self._effects, self._definition.name
+        if _depth(self._connection) != self._depth:
+            self._cancel_at_once(names)
+            return
         effects.cancelled |= names
         for sent in [id for id, name in effects.sent.items() if name in names]:
             del effects.sent[sent]
@@ -247,12 +254,32 @@ class WorkflowContext(Context, Generic[S]):
                 if verb != "send" or message.stored_name() not in names
             ]
 
+    def _cancel_at_once(self, names: set[str]) -> None:
+        """Cancel in a block of the step's own, whose rollback must be able to undo that."""
+        effects, own = self._effects, self._definition.name
+        if any(new.message_name in names and new.handler == own for new in effects.outgoing):
+            raise MessageError(
+                f"{', '.join(sorted(names))} was sent by this step outside of the atomic() block "
+                f"in which it is cancelled. Cancel it outside, too."
+            )
+        with self._connection.cursor() as cursor:
+            statements.cancel(
+                cursor,
+                workflows=self._definition.names,
+                instance_id=self.state.pk,
+                names=sorted(names),
+                kept=[self._delivery.id],
+                reason=f"Cancelled by {own}.",
+            )
+        effects.acted = True
+
     def complete(self) -> None:
         """End the instance with this step's changes, and cancel what it has waiting for itself.
 
         One that is compensating is left to that, and ends as compensated.
         """
-        if self.state.lifecycle != Lifecycle.COMPENSATING:
+        compensating = (self.state.lifecycle, self._effects.ending)
+        if Lifecycle.COMPENSATING not in compensating:
             self._effects.ending = Lifecycle.COMPLETED
 
     def compensate_with(self, command: Command, **options: Unpack[AttributeOptions]) -> None:

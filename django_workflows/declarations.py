@@ -77,6 +77,8 @@ class Join:
     count: int | str | Callable[[Any], int] | None = None
     #: A field of the messages: those with the same value count once.
     distinct: str | None = None
+    #: What arrivals are stored under, if not the function's name.
+    name: str | None = None
 
     def may_complete(self, changed: Sequence[Any], *, starts: bool) -> bool:
         """Whether a step that changed these fields of the state can have made it complete."""
@@ -168,7 +170,8 @@ class Step:
 
     @property
     def name(self) -> str:
-        return self.function.__name__
+        """What is stored of it: the function's name, unless a join was given one."""
+        return (self.join.name if self.join else None) or self.function.__name__
 
     @property
     def parameters(self) -> tuple[str, ...]:

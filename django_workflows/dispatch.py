@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ from uuid import UUID
 from django.db import transaction
 
 from django_workflows import (
+    compensation,
     conf,
     leases,
     masking,
@@ -34,7 +36,7 @@ from django_workflows.endings import (
     Parked,
     Unknown,
 )
-from django_workflows.errors import LeaseLost, RetryLater, UnknownName, WorkflowsError
+from django_workflows.errors import LeaseLost, RetryLater, UnknownName
 from django_workflows.instances import DuplicateInstance
 from django_workflows.models import Delivery, Lifecycle, Status
 from django_workflows.running import read, run_once
@@ -71,17 +73,13 @@ def deliver(delivery_id: UUID, *, interruptions: Errors = ()) -> Ending | None:
 
 def claim(delivery_id: UUID) -> Delivery | None:
     """Make the delivery ours for a lease, in a transaction of its own."""
-    for tries in range(1, recovery.TRIES_IN_PLACE + 1):
-        try:
-            with outbox.database().cursor() as cursor:
-                claimed = statements.claim(cursor, [delivery_id], conf.current().LEASE)
-        except Exception as error:
-            if not recovery.is_conflict(error) or tries == recovery.TRIES_IN_PLACE:
-                raise
-            recovery.wait_out(error, tries)
-        else:
-            return claimed[0] if claimed else None
-    return None
+
+    def claim_it(_conflicts: int) -> list[Delivery]:
+        with outbox.database().cursor() as cursor:
+            return statements.claim(cursor, [delivery_id], conf.current().LEASE)
+
+    claimed = recovery.persistently(claim_it)
+    return claimed[0] if claimed else None
 
 
 def handle(delivery: Delivery, interruptions: Errors) -> Ending:
@@ -139,7 +137,7 @@ def settle(delivery: Delivery, ending: Ending) -> Ending:
         case Lost():
             return what_the_row_says(delivery, ending)
         case Interrupted():
-            recorded = release(delivery, timedelta(0), "The worker was shut down.")
+            recorded = release(delivery, timedelta(0), "The worker was shut down.", held_up=False)
         case Later(error):
             reason = recovery.record_of(error, 0).error
             recorded = release(delivery, error.delay, reason, held_up=False)
@@ -168,10 +166,14 @@ def release(
     held_up: bool = True,
 ) -> bool:
     """Give it back with no attempt used up. False: it is no longer ours."""
-    with outbox.database().cursor() as cursor:
-        return statements.release(
-            cursor, delivery, after=after, reason=reason, conflicts=conflicts, held_up=held_up
-        )
+
+    def release_it(_conflicts: int) -> bool:
+        with outbox.database().cursor() as cursor:
+            return statements.release(
+                cursor, delivery, after=after, reason=reason, conflicts=conflicts, held_up=held_up
+            )
+
+    return recovery.persistently(release_it)
 
 
 def record_failure(
@@ -189,21 +191,32 @@ def record_failure(
         exc_info=masking.stand_in(delivery, error),
         extra=observing.facts_of(delivery),
     )
-    connection = outbox.database()
-    with transaction.atomic(connection.alias), connection.cursor() as cursor:
-        recorded = statements.record_failure(
-            cursor,
-            delivery,
-            retry_after=retry_after,
-            failure=record.failure,
-            error=record.error,
-            error_class=record.error_class,
-            traceback=record.traceback,
-            conflicts=conflicts,
-        )
-        if recorded and retry_after is None:
-            delivery.status, delivery.attempts = Status.FAILED, delivery.attempts + 1
-            telling.tell_sender(cursor, delivery, record.error)
+    gives_up = retry_after is None
+
+    def record_it(_conflicts: int) -> bool:
+        connection = outbox.database()
+        with transaction.atomic(connection.alias), connection.cursor() as cursor:
+            if gives_up and delivery.undoes:
+                compensation.lock(delivery)  # before the delivery's row, as in every step
+            recorded = statements.record_failure(
+                cursor,
+                delivery,
+                retry_after=retry_after,
+                failure=record.failure,
+                error=record.error,
+                error_class=record.error_class,
+                traceback=record.traceback,
+                conflicts=conflicts,
+            )
+            if recorded and gives_up:
+                failed = copy.copy(delivery)
+                failed.attempts += 1
+                telling.tell_sender(cursor, failed, record.error)
+        return recorded
+
+    recorded = recovery.persistently(record_it)
+    if recorded and gives_up:
+        delivery.status, delivery.attempts = Status.FAILED, delivery.attempts + 1
     return recorded
 
 
@@ -214,7 +227,7 @@ def declared_for(delivery: Delivery) -> Recovery:
         return recipient.recovery if recipient else Recovery()
     try:
         _recipient, message = read(delivery)
-    except WorkflowsError:
+    except Exception:  # of whatever kind: a validator of the message may raise anything
         return recipient.recovery
     step = recipient.step_of(message)
     if delivery.instance_id is None:
@@ -224,7 +237,12 @@ def declared_for(delivery: Delivery) -> Recovery:
 
 def what_the_row_says(delivery: Delivery, ending: Ending) -> Ending:
     """Whether the run was committed, although something was raised after its COMMIT."""
-    row = Delivery.objects.filter(pk=delivery.pk).values_list("status", "claims").first()
+    row = (
+        Delivery.objects.using(outbox.database().alias)
+        .filter(pk=delivery.pk)
+        .values_list("status", "claims")
+        .first()
+    )
     if row in ((Status.HANDLED, delivery.claims), (Status.IGNORED, delivery.claims)):
         if isinstance(ending, Failed):
             logger.error(

@@ -37,10 +37,20 @@ class NobodyAsked(MessageError):
     """A reply has nowhere to go: no workflow sent what is being handled."""
 
 
+def require_wait(delay: object, whose: str) -> None:
+    """Raise `ValueError` unless this is a time that a delivery can wait for."""
+    if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=36_500):
+        raise ValueError(
+            f"{whose}({delay!r}) is no wait. Give a timedelta from 0 to 100 years, such as "
+            f"timedelta(seconds=30)."
+        )
+
+
 class RetryLater(WorkflowsError):
     """Raise it from a handler or step to be run again after `delay`; no attempt is used up."""
 
     def __init__(self, delay: timedelta, reason: str = "") -> None:
+        require_wait(delay, "RetryLater")
         super().__init__(reason or f"To be run again in {delay}.")
         self.delay = delay
 

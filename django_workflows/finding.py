@@ -12,7 +12,7 @@ from django.db.backends.utils import CursorWrapper
 from django_workflows import masking, observing, parking
 from django_workflows.declarations import Step, WorkflowDefinition
 from django_workflows.endings import Ignored, Parked
-from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch
+from django_workflows.errors import InstanceMissing, InstanceRequired, LookupMismatch, UnknownName
 from django_workflows.instances import StateTable, key_of
 from django_workflows.messages import Message
 from django_workflows.models import Delivery, WorkflowState
@@ -55,6 +55,11 @@ Found = Target | Ignored | Parked | list[WorkflowState]
 def find(run: Run) -> Found:
     """The instance and step for the message: one to continue, else one to start, else none."""
     step, start = run.definition.step_of(run.message), run.definition.start_of(run.message)
+    if step is None and start is None:
+        raise UnknownName(
+            f"{run.definition.name} has no step for this {type(run.message).stored_name()}: "
+            f"perhaps another release has. If it was removed or renamed, put it back, then replay."
+        )
     matches = matching(run, step) if step else []
     live = [instance for instance in matches if instance.is_live]
     if len(live) > 1:

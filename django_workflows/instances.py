@@ -6,6 +6,7 @@ The SQL is compiled once per state model, from its fields and Django's own compi
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -295,7 +296,10 @@ def difference(
     """The changed fields as JSON, each `[before, after]`: what an instance's timeline shows."""
     if not changed:
         return None
-    pairs = {f.name: [before[f.attname], instance.__dict__[f.attname]] for f in changed}
+    pairs = {
+        f.name: [_readable(before[f.attname]), _readable(instance.__dict__[f.attname])]
+        for f in changed
+    }
     return _as_text.encode(pairs).replace("\\u0000", "\\ufffd")
 
 
@@ -324,6 +328,11 @@ def _differ(left: Any, right: Any) -> bool:
     if isinstance(left, dict | list) and isinstance(right, dict | list):
         return repr(left) != repr(right)  # 1 and True are equal, and are not the same JSON
     return left is not right and bool(left != right)
+
+
+def _readable(value: Any) -> Any:
+    """The value, or its text where JSON has no word for it."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _AnyEncoder(DjangoJSONEncoder):

@@ -29,13 +29,15 @@ _lock = threading.Lock()
 @contextmanager
 def held(delivery: Delivery) -> Iterator[None]:
     """Have the delivery's lease extended by `extend` while the block runs."""
+    lease = _Lease(delivery)
     with _lock:
-        _held[delivery.id] = _Lease(delivery)
+        _held[delivery.id] = lease
     try:
         yield
     finally:
         with _lock:
-            _held.pop(delivery.id, None)
+            if _held.get(delivery.id) is lease:  # else this process has claimed it once more
+                del _held[delivery.id]
 
 
 def extend() -> None:

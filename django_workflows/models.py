@@ -93,6 +93,11 @@ class WorkflowState(models.Model):
             return
         if update_fields is not None:
             update_fields = {*update_fields, "version", "updated_at"}
+        if "version" in self.get_deferred_fields():
+            raise StaleState(
+                f"{self._meta.label} {self.pk} was read without its version, so nobody can tell "
+                f"whether it was saved since. Do not defer the field: add it to only()."
+            )
         read = self.version
         try:
             with transaction.atomic(using=using):

@@ -6,6 +6,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -138,7 +139,10 @@ def send_in_transaction(messages: Sequence[Message], origin: Origin, terms: Term
     They leave if, and only if, that transaction commits.
     """
     ids, deliveries = prepare(messages, origin, terms)
-    with database().cursor() as cursor:
+    connection = database()
+    several = len(deliveries) > statements.ROWS_PER_INSERT
+    one = transaction.atomic(connection.alias) if several else nullcontext()
+    with one, connection.cursor() as cursor:
         write(cursor, deliveries)
     return ids
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -22,11 +23,14 @@ from django_workflows.errors import (
     StaleState,
     UnreadableBody,
     Unrecoverable,
+    require_wait,
 )
 from django_workflows.models import Delivery
 from django_workflows.stale import close_stale_connections
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Errors that no retry can mend.
 HOPELESS: Errors = (Unrecoverable, UnreadableBody, LookupMismatch)
@@ -47,6 +51,9 @@ class RetryAfter:
     """What a policy answers: run it again after this wait."""
 
     delay: timedelta
+
+    def __post_init__(self) -> None:
+        require_wait(self.delay, "RetryAfter")
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,22 @@ def wait_out(error: BaseException, conflicts: int) -> None:
     else:
         time.sleep(random.uniform(0.001, 0.004) * 2**conflicts)  # noqa: S311
     close_stale_connections()
+
+
+def persistently(act: Callable[[int], T]) -> T:
+    """Do it again in place while nothing but a conflict stops it; `act` gets how many there were.
+
+    Raises what stops it, and the last conflict after TRIES_IN_PLACE.
+    """
+    conflicts = 0
+    while True:
+        try:
+            return act(conflicts)
+        except Exception as error:
+            conflicts += 1
+            if not is_conflict(error) or conflicts == TRIES_IN_PLACE:
+                raise
+            wait_out(error, conflicts)
 
 
 def pause_after_conflicts() -> timedelta:

@@ -24,8 +24,8 @@ class Registry:
 
     def changed(self) -> None:
         """Forget what was derived; a step has been added, or a recipient."""
-        self._by_message.clear()
-        self._by_name.clear()
+        self._by_message = {}
+        self._by_name = {}
 
     @property
     def workflows(self) -> list[WorkflowDefinition]:
@@ -49,13 +49,13 @@ class Registry:
         return found
 
     def recipient(self, name: str) -> Recipient | None:
-        """The handler or workflow of this stored name or alias."""
+        """The handler or workflow of this stored name or alias; the first that has it."""
         if not self._by_name:
+            by_name: dict[str, Recipient] = {}
             for recipient in reversed(self.recipients):
-                for alias in recipient.aliases:
-                    self._by_name[alias] = recipient
-            for recipient in reversed(self.recipients):
-                self._by_name[recipient.name] = recipient
+                by_name.update(dict.fromkeys(recipient.aliases, recipient))
+            by_name.update((recipient.name, recipient) for recipient in reversed(self.recipients))
+            self._by_name = by_name  # whole: other threads may be asking
         return self._by_name.get(name)
 
 

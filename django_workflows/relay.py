@@ -29,6 +29,10 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
     """
     settings = conf.current()
     connection = outbox.database()
+    orphans_of = sorted(registry.current().queues) if orphans else None
+    with connection.cursor() as cursor:
+        if not statements.is_any_due(cursor, queue=queue, orphans_of=orphans_of):
+            return []
     with transaction.atomic(connection.alias), connection.cursor() as cursor:
         taken = statements.take_due(
             cursor,
@@ -40,9 +44,10 @@ def take(queue: str, limit: int, *, grows: bool = False, orphans: bool = False) 
             backoff_factor=settings.BACKOFF_FACTOR,
             backoff_max=settings.BACKOFF_MAX,
             grows=grows,
-            orphans_of=sorted(registry.current().queues) if orphans else None,
+            orphans_of=orphans_of,
         )
-        failed = Delivery.objects.in_bulk([r.id for r in taken if r.status == Status.FAILED])
+        lost = [row.id for row in taken if row.status == Status.FAILED]
+        failed = Delivery.objects.using(connection.alias).in_bulk(lost) if lost else {}
         for delivery in failed.values():
             telling.tell_sender(cursor, delivery, delivery.error)
     for delivery in failed.values():

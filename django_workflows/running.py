@@ -88,15 +88,12 @@ def finish_handler(
 
 def stored_in_the_end(delivery: Delivery, effects: Effects) -> Handled:
     """Commit what a handler without a transaction has sent; a conflict does not run it again."""
-    for conflicts in range(recovery.TRIES_IN_PLACE):
-        try:
-            with one_transaction() as cursor:
-                return finish_handler(cursor, delivery, effects, conflicts)
-        except Exception as error:
-            if not recovery.is_conflict(error) or conflicts + 1 == recovery.TRIES_IN_PLACE:
-                raise
-            recovery.wait_out(error, conflicts + 1)
-    raise AssertionError("unreachable")
+
+    def store(conflicts: int) -> Handled:
+        with one_transaction() as cursor:
+            return finish_handler(cursor, delivery, effects, conflicts)
+
+    return recovery.persistently(store)
 
 
 # A workflow

@@ -78,8 +78,8 @@ def insert(
 
     `second_look` is how long the relay leaves a row that is due now to the hand-over on commit.
     """
-    for start in range(0, len(deliveries), _ROWS_PER_INSERT):
-        batch = deliveries[start : start + _ROWS_PER_INSERT]
+    for start in range(0, len(deliveries), ROWS_PER_INSERT):
+        batch = deliveries[start : start + ROWS_PER_INSERT]
         values: list[str] = []
         params: list[Any] = []
         for delivery in batch:
@@ -253,22 +253,25 @@ def cancel(
     reason: str,
     with_notes: bool = False,
 ) -> None:
-    """Cancel what this instance has waiting for itself: all, or the messages of these names.
+    """Cancel what this instance has waiting: all for itself, or its messages of these names.
 
     `workflows` are the stored names of its workflow; `with_notes`, what it has noted to undo too.
+    Those of given names may be found by a lookup, so they need not be known to be for itself.
 
     One that is being run is cancelled too: its worker's finish will then be refused. The caller
     has written the instance's row, so no other step of it can be past that point. `kept` are
     deliveries to leave alone: the one that is being handled, and those sent since.
     """
-    named = "" if names is None else "AND message_name {in:names} "
+    which = "AND instance_id = %(instance_id)s"
+    if names is not None:
+        which = "AND message_name {in:names} AND NOT undoes"
     noted = "OR (sender_instance_id = %(instance_id)s AND status = 'noted') " if with_notes else ""
     _fetch(
         cursor,
         f"UPDATE {TABLE} SET status = 'cancelled', reason = %(reason)s, relay_at = NULL, "
-        f"ended_at = {{now}} WHERE (instance_id = %(instance_id)s AND handler {{in:workflows}} "
-        f"AND sender_instance_id = %(instance_id)s AND sender {{in:workflows}} "
-        f"AND status IN ('pending', 'running') AND NOT (id {{in:kept}}) {named}) {noted}"
+        f"ended_at = {{now}} WHERE (sender_instance_id = %(instance_id)s "
+        f"AND sender {{in:workflows}} AND handler {{in:workflows}} {which} "
+        f"AND status IN ('pending', 'running') AND NOT (id {{in:kept}})) {noted}"
         f"RETURNING id",
         {
             "instance_id": instance_id,
@@ -355,10 +358,9 @@ def take_due(
     # Of random size, and the same in both columns: it comes from the row and its losses.
     if is_postgres:
         retry_at = (
-            "{now} + LEAST(%(backoff_max)s, CASE losses WHEN 0 THEN interval '0' ELSE "
-            "%(backoff)s * "
-            "(power(%(factor)s, losses - 1) * (hashtext(id::text || losses) & 1023) / 512)::float8 "
-            "END)"
+            "{now} + CASE losses WHEN 0 THEN interval '0' ELSE interval '1 second' * "
+            "LEAST(%(backoff_max_s)s, %(backoff_s)s * power(%(factor)s::float8, "
+            "LEAST(losses - 1, 100)) * (hashtext(id::text || losses) & 1023) / 512) END"
         )
     else:
         retry_at = (
@@ -373,8 +375,6 @@ def take_due(
     )
     # An array, since a plan that hashes IN (SELECT ...) may update far more than the limit.
     these = f"= ANY(ARRAY({due}))" if is_postgres else f"IN ({due})"
-    if not is_postgres and not _is_any_due(cursor, on_queue, queue, orphans_of):
-        return []  # an UPDATE would take the one write lock to find that out
     lost, last = "status = 'running'", "losses + 1 >= %(losses)s"
     died = "'Its worker died ' || (losses + 1) || ' times.'"
     rows = _fetch(
@@ -399,9 +399,7 @@ def take_due(
             "lease": lease,
             "longest": LONGEST_SECOND_LOOK,
             "losses": losses,
-            "backoff": backoff,
             "factor": backoff_factor,
-            "backoff_max": backoff_max,
             "backoff_s": backoff.total_seconds(),
             "backoff_max_s": backoff_max.total_seconds(),
         },
@@ -409,12 +407,15 @@ def take_due(
     return [Taken(_uuid(row[0]), row[1], row[2], bool(row[3])) for row in rows]
 
 
-def _is_any_due(
-    cursor: CursorWrapper, on_queue: str, queue: str, queues: Sequence[str] | None
+def is_any_due(
+    cursor: CursorWrapper, *, queue: str, orphans_of: Sequence[str] | None = None
 ) -> bool:
-    params = {"queue": queue, "queues": list(queues or ())}
+    """Whether `take_due` may find anything: on SQLite it would take the one write lock to look."""
+    if cursor.db.vendor == "postgresql":
+        return True
+    on_queue = "queue = %(queue)s" if orphans_of is None else "NOT (queue {in:queues})"
     sql = f"SELECT 1 FROM {TABLE} WHERE {on_queue} AND relay_at <= {{now}} LIMIT 1"
-    return bool(_fetch(cursor, sql, params))
+    return bool(_fetch(cursor, sql, {"queue": queue, "queues": list(orphans_of or ())}))
 
 
 def make_due_now(cursor: CursorWrapper, ids: Sequence[UUID]) -> None:
@@ -577,7 +578,7 @@ def _uuid(value: Any) -> UUID:
 
 # One row of INSERT
 
-_ROWS_PER_INSERT = 500
+ROWS_PER_INSERT = 500
 _INSERT_NAMES = (
     "id",
     "message_id",

@@ -82,6 +82,7 @@ def when_all(
     *messages: type[Message],
     count: int | str | Callable[[Any], int] | None = None,
     distinct: str | None = None,
+    name: str | None = None,
     lookup: Lookup | None = None,
     maps_to: str | None = None,
     if_missing: IfMissing = "ignore",
@@ -93,9 +94,10 @@ def when_all(
     `count` (a number, a field of the state, or a function of it) so many in all. With `distinct`,
     a field of the messages, those that have the same value count once. An arrival is recorded
     without touching the instance, so a thousand at once are no conflict. What arrives after the
-    join is complete is ignored. The instance is found as for `when`.
+    join is complete is ignored. The instance is found as for `when`. Arrivals are stored under
+    the function's name: give the old one as `name` when you rename it.
     """
-    join = Join(messages, count, distinct)
+    join = Join(messages, count, distinct, name)
     marks = [
         _mark(
             message,

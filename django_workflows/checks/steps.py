@@ -54,13 +54,14 @@ def never_started() -> Problems:
 def two_steps_for_one_message() -> Problems:
     """E005: a message runs one step of an instance."""
     for workflow in registry.current().workflows:
-        for (label, *what), count in Counter(map(reaction, workflow.steps)).items():
+        for what, count in Counter(map(reaction, workflow.steps)).items():
             if count > 1:
-                same = [s.name for s in workflow.steps if reaction(s) == (label, *what)]
+                same = [step for step in workflow.steps if reaction(step) == what]
+                labels = " and ".join(dict.fromkeys(step.decorator for step in same))
                 yield error(
                     5,
-                    f"The workflow {place(workflow)} has {count} steps {label}: "
-                    f"{', '.join(same)}. Only the first would run.",
+                    f"The workflow {place(workflow)} has {count} steps {labels}: "
+                    f"{', '.join(step.name for step in same)}. Only the first would run.",
                     "Make them one step. (A start and a continuing step may share a message.)",
                     place(workflow),
                 )
@@ -69,7 +70,7 @@ def two_steps_for_one_message() -> Problems:
 def reaction(step: Step) -> tuple[Any, ...]:
     """What only one step of a workflow may react to."""
     about = step.name if step.message is JoinComplete else step.about
-    return step.decorator, step.starts, step.message, about
+    return step.starts, step.message, about
 
 
 def unknown_if_missing(workflow: WorkflowDefinition, step: Step) -> Problems:
