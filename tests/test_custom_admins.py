@@ -7,15 +7,14 @@ import sys
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client, RequestFactory
 from uuid_utils.compat import uuid7
 
-from django_workflows.admin import DeliveryAdmin, WorkflowStateAdmin
 from django_workflows.models import Delivery, Status
 from testproject.orders.models import FulfilmentState
 from tests.models import ParcelState
+from tests.own_admins_urls import site
 from tests.pages import buttons_on, confirm, press, select
 from tests.processes import ROOT, environment
 from tests.stored import stored
@@ -54,44 +53,11 @@ def test_a_body_is_edited_on_a_site_of_ones_own(admin_client: Client) -> None:
 # Admins of one's own
 
 
-class OfOneTenant(DeliveryAdmin):
-    """Shows, and lets act on, the deliveries of one tenant only."""
-
-    actions = (*DeliveryAdmin.actions, "count_them")
-
-    def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).filter(attributes__tenant="acme")
-
-    @admin.action(description="Count them")
-    def count_them(self, request: Any, queryset: Any) -> None:
-        self.message_user(request, f"There are {queryset.count()}.")
+DELIVERIES = "/shop/django_workflows/delivery/"
+ON_OWN_SITE = pytest.mark.urls("tests.own_admins_urls")
 
 
-class Parcels(WorkflowStateAdmin):
-    list_display = ("customer", "lifecycle_badge", "number")
-    list_filter = ("lifecycle", "insured")
-    fieldsets = ((None, {"fields": ("customer", ("number", "weight"))}),)
-    search_fields = ("customer",)
-
-
-@pytest.fixture
-def own_admins() -> Any:
-    """Replaces the default admins by those above while the test runs."""
-    site = admin.site
-    before = {model: site.get_model_admin(model) for model in (Delivery, ParcelState)}
-    for model, own in ((Delivery, OfOneTenant), (ParcelState, Parcels)):
-        site.unregister(model)
-        site.register(model, own)
-    yield site
-    for model, default in before.items():
-        site.unregister(model)
-        site._registry[model] = default
-
-
-DELIVERIES = "/admin/django_workflows/delivery/"
-
-
-@pytest.mark.usefixtures("own_admins")
+@ON_OWN_SITE
 def test_what_ones_own_admin_hides_is_neither_seen_nor_acted_on(admin_client: Client) -> None:
     ours, theirs = stored(attributes={"tenant": "acme"}), stored(attributes={"tenant": "x"})
 
@@ -108,7 +74,7 @@ def test_what_ones_own_admin_hides_is_neither_seen_nor_acted_on(admin_client: Cl
     assert Delivery.objects.get(pk=theirs.pk).status == Status.FAILED
 
 
-@pytest.mark.usefixtures("own_admins")
+@ON_OWN_SITE
 def test_actions_of_ones_own_are_offered_next_to_ours(admin_client: Client) -> None:
     row = stored(attributes={"tenant": "acme"})
 
@@ -121,19 +87,18 @@ def test_actions_of_ones_own_are_offered_next_to_ours(admin_client: Client) -> N
     assert "There are 1." in done.text
 
 
-@pytest.mark.usefixtures("own_admins")
+@ON_OWN_SITE
 def test_an_admin_of_ones_own_keeps_the_timeline_and_the_buttons(admin_client: Client) -> None:
     instance = ParcelState.objects.create(customer="Ada Lovelace")
 
-    listed = admin_client.get("/admin/tests/parcelstate/")
-    page = admin_client.get(f"/admin/tests/parcelstate/{instance.pk}/change/")
+    listed = admin_client.get("/shop/tests/parcelstate/")
+    page = admin_client.get(f"/shop/tests/parcelstate/{instance.pk}/change/")
 
     assert "Ada Lovelace" in listed.text
     assert 'id="workflows-timeline"' in page.text
     assert buttons_on(page) == ["cancel_instances"]
 
 
-@pytest.mark.usefixtures("own_admins")
 def test_a_sensitive_field_in_ones_own_lists_and_fieldsets_is_masked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,7 +106,7 @@ def test_a_sensitive_field_in_ones_own_lists_and_fieldsets_is_masked(
     request = RequestFactory().get("/")
     request.user = User.objects.create_user("somebody", is_staff=True)
     instance = ParcelState(customer="Ada Lovelace", number=1)
-    own = admin.site.get_model_admin(ParcelState)
+    own = site.get_model_admin(ParcelState)
 
     columns = own.get_list_display(request)
     [(_title, options)] = own.get_fieldsets(request, instance)
@@ -186,11 +151,11 @@ def visited(database_url: str, admin_user: User) -> dict[str, Any]:
 
 
 def test_every_page_and_a_replay_work_under_a_theme(visited: dict[str, Any]) -> None:
-    for site in ("admin", "backoffice"):
-        assert [visited[f"{site} {page}"] for page in PAGES] == [200] * len(PAGES)
-        assert "unfold" in visited[f"{site} instance text"], "the theme is there"
-        assert 'id="workflows-timeline"' in visited[f"{site} instance text"]
-        assert "this holds it up" in visited[f"{site} instance text"]
-        assert {"replay_selected", "skip_selected"} == set(visited[f"{site} buttons"])
-        assert visited[f"{site} asked"] == 200
-        assert visited[f"{site} replayed"] == "pending"
+    for themed in ("admin", "backoffice"):
+        assert [visited[f"{themed} {page}"] for page in PAGES] == [200] * len(PAGES)
+        assert "unfold" in visited[f"{themed} instance text"], "the theme is there"
+        assert 'id="workflows-timeline"' in visited[f"{themed} instance text"]
+        assert "this holds it up" in visited[f"{themed} instance text"]
+        assert {"replay_selected", "skip_selected"} == set(visited[f"{themed} buttons"])
+        assert visited[f"{themed} asked"] == 200
+        assert visited[f"{themed} replayed"] == "pending"

@@ -4,3 +4,4 @@ from tests.settings import *
 
 INSTALLED_APPS = ["unfold", *INSTALLED_APPS]
 ROOT_URLCONF = "tests.themed.urls"
+SECURE_CSP = {}  # the theme evaluates what stands in its pages
