@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -86,9 +87,13 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
 
 
 def lock(delivery: Delivery) -> None:
-    """Keep steps of the undo command's instance out until the end of the transaction."""
-    rows = _instances(_state_of(delivery)).filter(pk=delivery.sender_instance_id)
-    list(rows.select_for_update())
+    """Keep steps of the undo command's instance out until the end of the transaction.
+
+    Not of a workflow that this process does not have: what is to be recorded must be all the same.
+    """
+    with suppress(UnknownName):
+        rows = _instances(_state_of(delivery)).filter(pk=delivery.sender_instance_id)
+        list(rows.select_for_update())
 
 
 def stop(delivery: Delivery) -> None:
