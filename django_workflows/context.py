@@ -135,12 +135,12 @@ class Context:
         command that nothing handles.
         """
         outbox.require_commands(commands)
-        return self._prepare("send", commands, Terms(**options))
+        return self._prepare("send", commands, Terms.of("send", options))
 
     def publish(self, *events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
         """Publish events to whatever reacts to them; the ids of the messages."""
         outbox.require_events(events)
-        return self._prepare("publish", events, Terms(**options))
+        return self._prepare("publish", events, Terms.of("publish", options))
 
     def reply(self, message: Message, **options: Unpack[SendOptions]) -> UUID:
         """Send a message to the one instance that asked, whoever else reacts to it.
@@ -148,6 +148,7 @@ class Context:
         That is the instance that sent the message being handled; in a step that no other
         workflow sent a command to, the instance that started this one. Raises `NobodyAsked`.
         """
+        terms = Terms.of("reply", options)
         asker, instance_id = self._asker()
         definition = registry.current().recipient(asker)
         if not isinstance(definition, WorkflowDefinition) or not definition.step_of(message):
@@ -156,9 +157,9 @@ class Context:
                 f"Add one, or publish the event instead."
             )
         message_id, delivery = outbox.prepare_reply(
-            message, self._origin, Terms(**options), definition, instance_id
+            message, self._origin, terms, definition, instance_id
         )
-        self._effects.asked.append(("reply", message, Terms(**options)))
+        self._effects.asked.append(("reply", message, terms))
         self._add([delivery])
         return message_id
 
@@ -288,7 +289,7 @@ class WorkflowContext(Context, Generic[S]):
         It is kept with the instance and is sent when the instance compensates.
         """
         outbox.require_commands([command])
-        terms = Terms(**options)
+        terms = Terms.of("compensate_with", options, AttributeOptions.__annotations__)
         _ids, notes = outbox.prepare([command], self._origin, terms, noted=True)
         self._effects.asked.append(("compensate_with", command, terms))
         if _depth(self._connection) == self._depth:
@@ -366,7 +367,7 @@ def send(*commands: Command, **options: Unpack[SendOptions]) -> list[UUID]:
     if (context := _current.get()) is not None:
         return context.send(*commands, **options)
     outbox.require_commands(commands)
-    return outbox.send_in_transaction(commands, Origin(), Terms(**options))
+    return outbox.send_in_transaction(commands, Origin(), Terms.of("send", options))
 
 
 def publish(*events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
@@ -374,7 +375,7 @@ def publish(*events: Event, **options: Unpack[SendOptions]) -> list[UUID]:
     if (context := _current.get()) is not None:
         return context.publish(*events, **options)
     outbox.require_events(events)
-    return outbox.send_in_transaction(events, Origin(), Terms(**options))
+    return outbox.send_in_transaction(events, Origin(), Terms.of("publish", options))
 
 
 def _depth(connection: BaseDatabaseWrapper) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeGuard, cast
 
 from django_workflows import conf
+from django_workflows.errors import DeclarationError, did_you_mean, require_wait
 from django_workflows.messages import Event, Message, name_in_app
 
 if TYPE_CHECKING:
@@ -40,12 +42,22 @@ class Recovery:
     unrecoverable: Errors = ()
 
     @classmethod
-    def of(cls, options: RecoveryOptions) -> Recovery:
-        """The options of a declaration."""
+    def of(cls, options: RecoveryOptions, whose: str, *others: str) -> Recovery:
+        """The options of a declaration, which has `others` besides.
+
+        Raises `DeclarationError` for an option that it does not have or a value that cannot work.
+        """
+        given: Mapping[str, Any] = options
+        known = (*others, *RecoveryOptions.__annotations__)
+        for name in given:
+            if name not in known:
+                raise DeclarationError(
+                    f"{whose} has no option {name!r}. {did_you_mean(name, known)}"
+                )
         return cls(
-            options.get("attempts"),
-            options.get("backoff"),
-            tuple(options.get("unrecoverable", ())),
+            _attempts(given.get("attempts"), whose),
+            _backoff(given.get("backoff"), whose),
+            _unrecoverable(given.get("unrecoverable", ()), whose),
         )
 
     def otherwise(self, wider: Recovery) -> Recovery:
@@ -54,6 +66,45 @@ class Recovery:
             self.attempts if self.attempts is not None else wider.attempts,
             self.backoff if self.backoff is not None else wider.backoff,
             self.unrecoverable + wider.unrecoverable,
+        )
+
+
+def _attempts(given: Any, whose: str) -> int | None:
+    if given is None or (type(given) is int and given >= 1):
+        return given
+    raise DeclarationError(
+        f"{whose} has attempts={given!r}. Write a whole number of at least 1, such as attempts=3."
+    )
+
+
+def _backoff(given: Any, whose: str) -> Backoff | None:
+    if given is None or callable(given):
+        return cast("Backoff | None", given)
+    try:
+        require_wait(given, "backoff")
+    except ValueError:
+        raise DeclarationError(
+            f"{whose} has backoff={given!r}. Write a timedelta from 0 to 100 years, such as "
+            f"backoff=timedelta(seconds=3), or a function of how many failures there have been."
+        ) from None
+    return cast("timedelta", given)
+
+
+def _unrecoverable(given: Any, whose: str) -> Errors:
+    """Its entries are for a check, which reports them all."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        name = getattr(given, "__name__", given)
+        raise DeclarationError(
+            f"{whose} has unrecoverable={name}, which must be a list. Write unrecoverable=[{name}]."
+        )
+    return tuple(given)
+
+
+def require_parentheses(message: object, decorator: str) -> None:
+    """Raise `DeclarationError` if the decorated function stands where the message should."""
+    if inspect.isroutine(message):
+        raise DeclarationError(
+            f"{decorator} on {message.__qualname__} names no message. Write {decorator}(Message)."
         )
 
 
@@ -173,12 +224,17 @@ class Step:
         """What is stored of it: the function's name, unless a join was given one."""
         return (self.join.name if self.join else None) or self.function.__name__
 
+    @staticmethod
+    def _is_notice(message: Any) -> TypeGuard[type[Notice]]:
+        """Also of what is no message at all, which a check reports."""
+        return isinstance(message, type) and issubclass(message, Notice)
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """What its function is called with, besides the state and the context."""
         if self.join:
             return ("messages",)
-        return self.message.parameters if issubclass(self.message, Notice) else ("message",)
+        return self.message.parameters if self._is_notice(self.message) else ("message",)
 
     @property
     def decorator(self) -> str:
@@ -187,7 +243,7 @@ class Step:
         verb = "started_by" if self.starts else "when"
         if self.join:
             verb, named = "when_all", self.join.messages
-        elif self.about is not None and issubclass(self.message, Notice):
+        elif self.about is not None and self._is_notice(self.message):
             verb, named = self.message.verb, (self.about,)
         return f"@{verb}({', '.join(getattr(one, '__name__', str(one)) for one in named)})"
 

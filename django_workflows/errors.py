@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
+from difflib import get_close_matches
 
 
 class WorkflowsError(Exception):
@@ -35,6 +37,15 @@ class NoHandler(MessageError):
 
 class NobodyAsked(MessageError):
     """A reply has nowhere to go: no workflow sent what is being handled."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the nearest known name, or with all of them."""
+    known = list(known)
+    near = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean {next(k for k in known if k.lower() == near[0])}?"
+    return f"There are: {', '.join(known) or 'none'}."
 
 
 def require_wait(delay: object, whose: str) -> None:

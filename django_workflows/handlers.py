@@ -7,7 +7,12 @@ from typing import TypeVar, Unpack
 
 from django_workflows import registry
 from django_workflows.context import HandlerContext
-from django_workflows.declarations import Handler, Recovery, RecoveryOptions
+from django_workflows.declarations import (
+    Handler,
+    Recovery,
+    RecoveryOptions,
+    require_parentheses,
+)
 from django_workflows.messages import Message
 
 M = TypeVar("M", bound=Message)
@@ -35,6 +40,9 @@ def handles(
     `unrecoverable` say how its failures are dealt with.
     """
 
+    require_parentheses(message, "@handles")
+    declared = Recovery.of(recovery, "@handles", "name", "aliases", "atomic", "queue")
+
     def register(function: HandlerFunction[M]) -> HandlerFunction[M]:
         registry.current().add(
             Handler(
@@ -44,7 +52,7 @@ def handles(
                 aliases=tuple(aliases),
                 atomic=atomic,
                 given_queue=queue,
-                recovery=Recovery.of(recovery),
+                recovery=declared,
             )
         )
         return function

@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Any, ClassVar, get_args
 
 from django.apps import apps
-from pydantic import BaseModel, ConfigDict, ValidationError
+from django.db.models import Model
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError
+from pydantic_core import CoreSchema, PydanticSerializationError
 
 from django_workflows import conf
 from django_workflows.errors import (
@@ -63,6 +65,13 @@ class Message(BaseModel):
         cls._aliases = tuple(aliases)
 
     @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        try:
+            return handler(source)
+        except PydanticSchemaGenerationError as error:
+            raise DeclarationError(_no_json(cls, error)) from error
+
+    @classmethod
     def __pydantic_init_subclass__(cls, **_kwargs: Any) -> None:
         for field in cls.model_fields:
             if hasattr(Message, field):
@@ -98,6 +107,19 @@ class Command(Message):
 
 class Event(Message):
     """A fact, in the past tense: `PaymentTaken`. Any number of handlers react to it."""
+
+
+def _no_json(message: type[Message], error: PydanticSchemaGenerationError) -> str:
+    """Which fields have a type that JSON cannot carry, such as a model of Django."""
+    for name, field in message.model_fields.items():
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Model):
+                return (
+                    f"The field {name!r} of {message.__qualname__} is a {kind.__name__}, a model "
+                    f"of Django, which no message can carry. Send its primary key: {name}_id."
+                )
+    return f"{message.__qualname__} has a field that no message can carry ({error}). {_REMEDY}"
 
 
 def is_marked(field: FieldInfo) -> bool:

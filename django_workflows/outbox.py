@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -84,6 +84,17 @@ class Terms:
     sticky_attributes: Attributes | None = None
     message_id: UUID | None = None
     idempotency_key: str | None = None
+
+    @classmethod
+    def of(cls, verb: str, options: Mapping[str, Any], known: Iterable[str] = ()) -> Terms:
+        """The options of a call of `verb`, which has those that are `known`, or all."""
+        known = tuple(known) or tuple(one.name for one in fields(cls))
+        for name in options:
+            if name not in known:
+                raise MessageError(
+                    f"{verb}() has no option {name!r}. Its options are {', '.join(known)}."
+                )
+        return cls(**options)
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:

@@ -80,8 +80,18 @@ def retry_after(delivery: Delivery, error: BaseException, declared: Recovery) ->
     """How long to wait before the next attempt; None to give up.
 
     What is declared for the handler, step or workflow counts first, then the project's policy,
-    then the settings.
+    then the settings. Whatever is wrong with those, the failure must be recorded.
     """
+    try:
+        return decide(delivery, error, declared)
+    except Exception:
+        logger.exception("What is declared, %r, cannot be followed; the settings decide.", declared)
+        failures = delivery.attempts + 1
+        return backoff(failures) if failures < conf.current().ATTEMPTS else None
+
+
+def decide(delivery: Delivery, error: BaseException, declared: Recovery) -> timedelta | None:
+    """What `retry_after` answers, if nothing raises."""
     failures = delivery.attempts + 1
     if isinstance(error, HOPELESS + declared.unrecoverable):
         return None
@@ -118,6 +128,7 @@ def ask_declared(function: Callable[[int], timedelta], failures: int) -> timedel
         wait: object = function(failures)
         if not isinstance(wait, timedelta):
             raise TypeError(f"{wait!r} is not a timedelta.")
+        require_wait(wait, "backoff")
     except Exception:
         logger.exception("The backoff %r raised; the settings decide instead.", function)
         return backoff(failures)

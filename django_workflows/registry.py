@@ -15,6 +15,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.recipients: list[Recipient] = []
+        #: Classes that have steps and name no state: bases of others, or mistakes.
+        self.stateless: list[type] = []
         self._by_message: dict[type[Message], tuple[Recipient, ...]] = {}
         self._by_name: dict[str, Recipient] = {}
 

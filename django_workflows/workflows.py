@@ -15,6 +15,7 @@ from django_workflows.declarations import (
     RecoveryOptions,
     Step,
     WorkflowDefinition,
+    require_parentheses,
 )
 from django_workflows.errors import DeclarationError
 from django_workflows.lines import line, stage
@@ -40,12 +41,13 @@ def started_by(
     of that name (or from `lookup`) before the step runs, and a second message with the same
     value starts nothing, ever. The constraint decides, so a race of two workers is safe.
     """
+    require_parentheses(message, "@started_by")
     return _mark(
         message,
         starts=True,
         lookup=lookup if lookup is not None else once_per,
         maps_to=once_per,
-        recovery=Recovery.of(recovery),
+        recovery=Recovery.of(recovery, "@started_by", "once_per", "lookup"),
     )
 
 
@@ -69,12 +71,13 @@ def when(
     "wait": it is parked and handled as soon as an instance with that key is created. The wait
     ends after WAIT_LIMIT, or as `wait(timedelta(hours=1), then="fail")` says.
     """
+    require_parentheses(message, "@when")
     return _mark(
         message,
         lookup=lookup,
         maps_to=maps_to or (lookup if isinstance(lookup, str) else None),
         if_missing=if_missing,
-        recovery=Recovery.of(recovery),
+        recovery=Recovery.of(recovery, "@when", "lookup", "maps_to", "if_missing"),
     )
 
 
@@ -97,6 +100,10 @@ def when_all(
     join is complete is ignored. The instance is found as for `when`. Arrivals are stored under
     the function's name: give the old one as `name` when you rename it.
     """
+    for message in messages:
+        require_parentheses(message, "@when_all")
+    options = ("count", "distinct", "name", "lookup", "maps_to", "if_missing")
+    declared = Recovery.of(recovery, "@when_all", *options)
     join = Join(messages, count, distinct, name)
     marks = [
         _mark(
@@ -104,12 +111,12 @@ def when_all(
             lookup=lookup,
             maps_to=maps_to or (lookup if isinstance(lookup, str) else None),
             if_missing=if_missing,
-            recovery=Recovery.of(recovery),
+            recovery=declared,
             join=join,
         )
         for message in messages
     ]
-    return _all_of(*marks, _mark(JoinComplete, recovery=Recovery.of(recovery), join=join))
+    return _all_of(*marks, _mark(JoinComplete, recovery=declared, join=join))
 
 
 def on_failure(command: type[Command], **recovery: Unpack[RecoveryOptions]) -> Callable[[F], F]:
@@ -118,7 +125,8 @@ def on_failure(command: type[Command], **recovery: Unpack[RecoveryOptions]) -> C
     It is called with the command and a `CommandFailed`, once for each failure, in a delivery of
     its own. Without such a step the failure stays visible on the instance.
     """
-    return _mark(CommandFailed, about=command, recovery=Recovery.of(recovery))
+    require_parentheses(command, "@on_failure")
+    return _mark(CommandFailed, about=command, recovery=Recovery.of(recovery, "@on_failure"))
 
 
 def when_completed(
@@ -129,7 +137,9 @@ def when_completed(
     `child` is its class, its `define_workflow`, or its state. The step is called with a
     `WorkflowEnded`, whose `outcome` is completed, compensated or cancelled.
     """
-    return _mark(WorkflowEnded, about=state_model(child), recovery=Recovery.of(recovery))
+    require_parentheses(child, "@when_completed")
+    declared = Recovery.of(recovery, "@when_completed")
+    return _mark(WorkflowEnded, about=state_model(child), recovery=declared)
 
 
 class Workflow(WorkflowContext[S], Generic[S]):
@@ -145,10 +155,13 @@ class Workflow(WorkflowContext[S], Generic[S]):
         cls, *, queue: str | None = None, **recovery: Unpack[RecoveryOptions]
     ) -> None:
         super().__init_subclass__()
+        declared = Recovery.of(recovery, f"class {cls.__name__}", "queue")
         state = _state_of(cls)
-        if state is None:  # an abstract base, as Workflow itself
+        if state is None:  # a base for others, or the state was forgotten, which a check finds
+            if _step_functions(cls) or _lines(cls):
+                registry.current().stateless.append(cls)
             return
-        definition = WorkflowDefinition(state, cls, queue, Recovery.of(recovery))
+        definition = WorkflowDefinition(state, cls, queue, declared)
         for function in _step_functions(cls):
             if hasattr(Workflow, function.__name__):
                 raise DeclarationError(
@@ -206,7 +219,8 @@ def define_workflow(
     state: type[S], *, queue: str | None = None, **recovery: Unpack[RecoveryOptions]
 ) -> FunctionWorkflow[S]:
     """Declare a workflow on this state; add steps with its `started_by`, `when` and the others."""
-    definition = WorkflowDefinition(state, WorkflowContext, queue, Recovery.of(recovery))
+    declared = Recovery.of(recovery, "define_workflow()", "queue")
+    definition = WorkflowDefinition(state, WorkflowContext, queue, declared)
     registry.current().add(definition)
     return FunctionWorkflow(definition)
 

@@ -31,13 +31,16 @@ from django_workflows import (
     attribute,
     define_workflow,
     handles,
+    on_failure,
     outbox,
     started_by,
     when,
+    when_all,
 )
 from django_workflows.actors import DramatiqTransport
 from django_workflows.broker import dramatiq_settings
 from django_workflows.checks import TAG, check_connection, databases
+from django_workflows.errors import DeclarationError
 from django_workflows.models import WorkflowState, WorkflowStateQuerySet
 from django_workflows.testing import isolated_registry
 from tests.models import TallyState
@@ -292,6 +295,32 @@ def a_handler_of_what_is_no_message(right: bool) -> None:
 @pair("E019", "tests.test_checks.handler", "extends Command or Event")
 def a_handler_of_a_base_class(right: bool) -> None:
     handles(Opened if right else Event)(handler)
+
+
+@pair("E019", "tests.test_checks.step", "extends Command or Event")
+def a_step_for_a_message_by_its_name(right: bool) -> None:
+    started(TallyState).when(Noted if right else "Noted", lookup="key", maps_to="key")(step)
+
+
+@pair("E026", "Forgetful", "class Forgetful(Workflow[YourState])")
+def a_workflow_that_names_no_state(right: bool) -> None:
+    base: Any = Workflow[TallyState] if right else Workflow
+
+    class Forgetful(base):  # type: ignore[misc]
+        @started_by(Opened)
+        def note(self, message: Opened) -> None: ...
+
+
+@pair("E026", "Base", "in a subclass")
+def a_base_whose_subclass_names_no_state(right: bool) -> None:
+    class Base(Workflow):  # type: ignore[type-arg]
+        @started_by(Opened)
+        def note(self, message: Opened) -> None: ...
+
+    if right:
+
+        class Tallies(Base, Workflow[TallyState]):
+            pass
 
 
 @pair("E020", "short", "def short(message, context)")
@@ -646,6 +675,100 @@ def test_its_correct_twin_raises_nothing(case: Pair) -> None:
     assert found == []
 
 
+def subclassed(**options: Any) -> None:
+    class Tallies(Workflow[TallyState], **options):
+        pass
+
+
+def bare(decorator: Any) -> Callable[[], Any]:
+    return lambda: decorator(ignore)
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence", "right"),
+    [
+        (
+            lambda: started_by(Opened, onceper="key"),  # type: ignore[call-arg]
+            "@started_by has no option 'onceper'. Did you mean once_per?",
+            lambda: started_by(Opened, once_per="key"),
+        ),
+        (
+            lambda: handles(Opened, atempts=3),  # type: ignore[call-arg]
+            "@handles has no option 'atempts'. Did you mean attempts?",
+            lambda: handles(Opened, attempts=3),
+        ),
+        (
+            lambda: handles(Opened, atomik=False),  # type: ignore[call-arg]
+            "@handles has no option 'atomik'. Did you mean atomic?",
+            lambda: handles(Opened, atomic=False),
+        ),
+        (
+            lambda: when(Opened, if_mising="fail"),  # type: ignore[call-arg]
+            "@when has no option 'if_mising'. Did you mean if_missing?",
+            lambda: when(Opened, if_missing="fail"),
+        ),
+        (
+            lambda: when_all(Opened, Noted, cuont=3),  # type: ignore[call-arg]
+            "@when_all has no option 'cuont'. Did you mean count?",
+            lambda: when_all(Opened, Noted, count=3),
+        ),
+        (
+            lambda: on_failure(Remind, zzz=3),  # type: ignore[call-arg]
+            "There are: attempts, backoff, unrecoverable.",
+            lambda: on_failure(Remind),
+        ),
+        (
+            lambda: subclassed(atempts=3),
+            "class Tallies has no option 'atempts'. Did you mean attempts?",
+            lambda: subclassed(attempts=3),
+        ),
+        (
+            lambda: define_workflow(TallyState, que="slow"),  # type: ignore[call-arg]
+            "define_workflow() has no option 'que'. Did you mean queue?",
+            lambda: define_workflow(TallyState, queue="slow"),
+        ),
+        *(
+            (
+                lambda attempts=attempts: handles(Opened, attempts=attempts),
+                f"@handles has attempts={attempts!r}. Write a whole number of at least 1",
+                lambda: handles(Opened, attempts=1),
+            )
+            for attempts in ("3", 0, -1, True, 2.5)
+        ),
+        *(
+            (
+                lambda backoff=backoff: subclassed(backoff=backoff),
+                f"class Tallies has backoff={backoff!r}. Write a timedelta from 0",
+                lambda: subclassed(backoff=timedelta(0)),
+            )
+            for backoff in (3, "3", -SECOND)
+        ),
+        (
+            lambda: handles(Opened, unrecoverable=ValueError),  # type: ignore[arg-type]
+            "Write unrecoverable=[ValueError].",
+            lambda: handles(Opened, unrecoverable=[ValueError]),
+        ),
+        (bare(handles), "Write @handles(Message).", lambda: handles(Opened)),
+        (bare(started_by), "Write @started_by(Message).", lambda: started_by(Opened)),
+        (bare(when), "@when on ignore names no message.", lambda: when(Opened)),
+        (bare(when_all), "Write @when_all(Message).", lambda: when_all(Opened)),
+        (bare(on_failure), "Write @on_failure(Message).", lambda: on_failure(Remind)),
+    ],
+)
+def test_an_option_that_cannot_work_is_an_error_where_it_is_declared(
+    wrong: Callable[[], Any], sentence: str, right: Callable[[], Any]
+) -> None:
+    with isolated_registry(), pytest.raises(DeclarationError) as raised:
+        wrong()
+    with isolated_registry():
+        right()
+
+    assert sentence in str(raised.value)
+
+
 def test_a_lookup_of_unknown_type_is_not_judged() -> None:
     class Loose(Event):
         value: Any
@@ -686,6 +809,22 @@ LEASE, MINUTE = timedelta(seconds=30), timedelta(minutes=1)
         ("E102", {"ATTEMPTS": True}, "'ATTEMPTS'", "int", {"ATTEMPTS": 1}),
         ("E102", {"BACKOFF_FACTOR": "4"}, "'BACKOFF_FACTOR'", "float", {"BACKOFF_FACTOR": 4}),
         ("E102", {"QUEUE": 5}, "'QUEUE'", "str", {"QUEUE": "five"}),
+        ("E102", {"RECOVERY": 5}, "'RECOVERY'] is 5", "dotted path", {"RECOVERY": ignore}),
+        (
+            "E102",
+            {"RECOVERY": "tests.test_checks.ignroe"},
+            "'tests.test_checks.ignroe'",
+            "dotted path",
+            {"RECOVERY": "tests.test_checks.ignore"},
+        ),
+        (
+            "E102",
+            {"RECOVERY": "orders.recoveri.policy"},
+            "cannot be imported",
+            "dotted path",
+            {"RECOVERY": None},
+        ),
+        ("E102", {"RECOVERY": "tests.test_checks.OUTSIDE"}, "neither", "dotted path", {}),
         ("E102", ["ATTEMPTS"], "no dict", "dict", {}),
         ("E102", None, "no dict", "dict", {}),
         ("E103", {"LEASE": timedelta(0)}, "'LEASE'", "more than zero", {"LEASE": LEASE}),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from django_workflows import Command, Event
 from django_workflows.errors import DeclarationError, NotSerialisable, TooLarge, UnreadableBody
 from django_workflows.messages import from_json, to_json
-from tests.models import Note
+from tests.models import Note, TallyState
 
 
 class Placed(Event):
@@ -115,6 +115,28 @@ def test_a_field_that_hides_a_name_of_the_base_is_an_error_when_the_class_is_mad
         type("Hiding", (Event,), {"__annotations__": {name: str}, "__module__": __name__})
 
     assert name in str(raised.value)
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (TallyState, "The field 'tally' of Carrying is a TallyState, a model of Django, which"),
+        (TallyState | None, "Send its primary key: tally_id."),
+        (list[TallyState], "a model of Django"),
+        (Unknown, "Carrying has a field that no message can carry"),
+    ],
+)
+def test_a_field_that_json_cannot_carry_is_an_error_when_the_class_is_made(
+    kind: Any, sentence: str
+) -> None:
+    with pytest.raises(DeclarationError) as raised:
+        type("Carrying", (Event,), {"__annotations__": {"tally": kind}, "__module__": __name__})
+
+    assert sentence in str(raised.value)
 
 
 # Values

@@ -375,6 +375,34 @@ def test_a_backoff_that_raises_leaves_it_to_the_settings(workflows: ModuleType) 
     assert (fails.runs, Delivery.objects.get().status) == (3, Status.FAILED)
 
 
+@pytest.mark.parametrize("wait", [3, None, -MINUTE])
+def test_a_backoff_that_gives_no_wait_leaves_it_to_the_settings(
+    workflows: ModuleType, wait: Any
+) -> None:
+    fails = Failing(KeyError("x"))
+    handles(Charge, name="charge", attempts=3, backoff=lambda _failures: wait)(fails)
+
+    send(Charge())
+    workflows.advance(timedelta(hours=1))
+
+    assert (fails.runs, Delivery.objects.get().status) == (3, Status.FAILED)
+
+
+def test_what_cannot_be_followed_leaves_it_to_the_settings(
+    workflows: ModuleType, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DJANGO_WORKFLOWS = {"ATTEMPTS": 2}
+    fails = Failing(KeyError("x"))
+    handles(Charge, name="charge", unrecoverable=["KeyError"])(fails)  # type: ignore[list-item]
+
+    send(Charge())
+    workflows.advance(timedelta(hours=1))
+
+    failed = delivery_of(Charge)
+    assert (failed.status, failed.error, fails.runs) == (Status.FAILED, "KeyError: 'x'", 2)
+    assert "cannot be followed" in caplog.text
+
+
 def _named(name: str, function: Any) -> Any:
     """The callable as a function of this name, which a step must have."""
 

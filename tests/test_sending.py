@@ -203,3 +203,13 @@ def test_what_the_modules_send_sends_in_a_step_belongs_to_the_step() -> None:
         "post",
     )
     assert (sent.causation_id, sent.correlation_id) == (first, first)
+
+
+@pytest.mark.parametrize(
+    ("call", "verb"), [(publish, "publish"), (send, "send")], ids=["publish", "send"]
+)
+def test_an_option_that_does_not_exist_is_named_with_those_that_do(call: Any, verb: str) -> None:
+    with pytest.raises(MessageError) as raised:
+        call(in_=3)
+
+    assert f"{verb}() has no option 'in_'. Its options are delay, at, " in str(raised.value)

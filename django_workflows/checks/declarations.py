@@ -36,6 +36,7 @@ def check_declarations(**_kwargs: Any) -> list[CheckMessage]:
         *long_names(),
         *states_of_two_workflows(),
         *commands_of_two_handlers(),
+        *no_state(),
         *not_messages(),
         *functions_that_cannot_be_called(),
         *unrecoverable_that_is_no_error(),
@@ -140,6 +141,22 @@ def commands_of_two_handlers() -> Problems:
                 f"The command {path(message)} is handled by {_and(place(r) for r in found)}.",
                 "A command has one handler. Keep one of them, or make the message an Event.",
                 path(message),
+            )
+
+
+def no_state() -> Problems:
+    """E026: steps without a state run for nobody, unless a subclass names one."""
+    named = [workflow.context_class for workflow in registry.current().workflows]
+    for declared in registry.current().stateless:
+        is_generic = bool(getattr(declared, "__parameters__", ()))  # meant for subclasses
+        if not is_generic and not any(issubclass(one, declared) for one in named):
+            yield error(
+                26,
+                f"{path(declared)} has steps and names no state, so it is no workflow and they "
+                f"never run.",
+                f"Write class {declared.__name__}(Workflow[YourState]), or name the state in a "
+                f"subclass.",
+                path(declared),
             )
 
 

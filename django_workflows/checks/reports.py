@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
@@ -76,12 +75,3 @@ def names_of(declared: Recipient | type[Message]) -> tuple[str, ...]:
         return declared.stored_names()
     except DeclarationError:
         return ()
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest known name, or with all of them."""
-    known = list(known)
-    near = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
-    if near:
-        return f"Did you mean {next(k for k in known if k.lower() == near[0])}?"
-    return f"There are: {', '.join(known) or 'none'}."

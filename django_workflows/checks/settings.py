@@ -11,9 +11,11 @@ from typing import Any, get_args, get_type_hints
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage
+from django.utils.module_loading import import_string
 
 from django_workflows import conf
-from django_workflows.checks.reports import Problems, did_you_mean, error
+from django_workflows.checks.reports import Problems, error
+from django_workflows.errors import did_you_mean
 
 
 def check_settings(**_kwargs: Any) -> list[CheckMessage]:
@@ -23,7 +25,7 @@ def check_settings(**_kwargs: Any) -> list[CheckMessage]:
         return [*found, not_a_dict(given)]
     found += unknown_keys(given)
     # Each can be judged only when what stands before it is right.
-    for judge in (partial(wrong_types, given), out_of_range, contradictions):
+    for judge in (partial(wrong_types, given), no_policy, out_of_range, contradictions):
         if wrong := list(judge()):
             return found + wrong
     return found
@@ -87,6 +89,8 @@ def wrong_types(given: Mapping[str, Any]) -> Problems:
     """E102: each key has a value of its default's type."""
     for key, wanted in get_type_hints(conf.Settings).items():
         kinds = get_args(wanted) or (wanted,)
+        if wanted is Any:
+            continue  # `no_policy` judges it
         if key in given and not any(_is_a(given[key], kind) for kind in kinds):
             name = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
             example = getattr(conf.Settings(), key)
@@ -95,6 +99,26 @@ def wrong_types(given: Mapping[str, Any]) -> Problems:
                 f"DJANGO_WORKFLOWS[{key!r}] is {given[key]!r:.100}, which is no {name}.",
                 f"Write a {name}, such as the default {example!r}.",
             )
+
+
+def no_policy() -> Problems:
+    """E102 again: RECOVERY is a function, or leads to one."""
+    named = conf.current().RECOVERY
+    if named is None or callable(named):
+        return
+    problem = "which is neither a function nor the dotted path of one"
+    if isinstance(named, str):
+        try:
+            if callable(import_string(named)):
+                return
+        except Exception as error_of_import:  # whatever the module raises
+            problem = f"which cannot be imported: {error_of_import}"
+    yield error(
+        102,
+        f"DJANGO_WORKFLOWS['RECOVERY'] is {named!r:.100}, {problem.rstrip('.')}.",
+        "Write the dotted path of a function (error, facts), such as 'orders.recovery.policy', "
+        "or None for the settings alone.",
+    )
 
 
 def _is_a(value: Any, kind: type) -> bool:
@@ -114,9 +138,9 @@ def out_of_range() -> Problems:
     """E103: values of the right type that cannot work."""
     settings = conf.current()
     for key in conf.KEYS:
-        value = getattr(settings, key)
-        zero = timedelta(0) if isinstance(value, timedelta) else 0
-        if isinstance(value, str) or value is None:
+        value: Any = getattr(settings, key)
+        zero: Any = timedelta(0) if isinstance(value, timedelta) else 0
+        if value is None or isinstance(value, str) or callable(value):
             continue
         if value < zero or (key in POSITIVE and value == zero):
             least = "more than zero" if key in POSITIVE else "zero or more"

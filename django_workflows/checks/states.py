@@ -10,7 +10,8 @@ from django.core.checks import CheckMessage
 from django.db.models import signals
 
 from django_workflows import registry
-from django_workflows.checks.reports import Problems, did_you_mean, error, path, warning
+from django_workflows.checks.reports import Problems, error, path, warning
+from django_workflows.errors import did_you_mean
 from django_workflows.instances import MANAGED
 from django_workflows.models import WorkflowState, WorkflowStateQuerySet
 

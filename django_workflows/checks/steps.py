@@ -18,7 +18,6 @@ from django.db.models import Q, UniqueConstraint
 from django_workflows import registry
 from django_workflows.checks.reports import (
     Problems,
-    did_you_mean,
     error,
     is_message,
     path,
@@ -27,6 +26,7 @@ from django_workflows.checks.reports import (
     steps,
 )
 from django_workflows.declarations import IfMissing, Step, WorkflowDefinition, wait
+from django_workflows.errors import did_you_mean
 from django_workflows.models import WorkflowState
 from django_workflows.notices import JoinComplete
 

@@ -164,5 +164,5 @@ def definition_of(workflow: Any) -> WorkflowDefinition:
 
 
 def _record_reply(effects: Effects, message: Message, **options: Any) -> UUID:
-    effects.asked.append(("reply", message, Terms(**options)))
+    effects.asked.append(("reply", message, Terms.of("reply", options)))
     return uuid4()
