@@ -213,3 +213,22 @@ def test_an_option_that_does_not_exist_is_named_with_those_that_do(call: Any, ve
         call(in_=3)
 
     assert f"{verb}() has no option 'in_'. Its options are delay, at, " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [("reply", "delay, at, "), ("compensate_with", "attributes, sticky_attributes.")],
+)
+def test_a_step_is_told_of_an_option_that_does_not_exist(verb: str, options: str) -> None:
+    workflow = define_workflow(ParcelState)
+    handles(PrintLabel, name="print_label")(lambda message, context: None)
+
+    @workflow.started_by(ParcelPosted)
+    def post(message: ParcelPosted, state: ParcelState, context: WorkflowContext[Any]) -> None:
+        getattr(context, verb)(PrintLabel(), in_=3)
+
+    publish(ParcelPosted())
+    deliver_due()
+
+    error = delivery_of(ParcelPosted).error
+    assert f"{verb}() has no option 'in_'. Its options are {options}" in error
