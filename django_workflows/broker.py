@@ -5,6 +5,7 @@ Imported while the apps are being loaded, so nothing here touches a model.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import threading
 import time
@@ -21,6 +22,7 @@ from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.errors import ConnectionClosed, QueueNotFound
 
 from django_workflows import conf
+from django_workflows.tables import is_unmigrated, refusal
 
 #: The name of the one actor: its messages carry the id of a delivery, nothing else.
 ACTOR = "django_workflows.deliver"
@@ -38,18 +40,23 @@ def dramatiq_settings(url: str) -> dict[str, Any]:
 
     `db://` is the DatabaseBroker: the database that Django uses, no other server. `redis://` and
     `rediss://` want the extra `redis`, `amqp://` and `amqps://` the extra `rabbitmq`; options in
-    the URL's query win over the ones set here. Raises `ImproperlyConfigured` for another scheme.
+    the URL's query win over the ones set here. Raises `ImproperlyConfigured` for another scheme, or
+    when the extra is not installed.
     """
+    if not isinstance(url, str):
+        raise ImproperlyConfigured(f"The broker URL is {url!r}: give a text such as 'db://'.")
     scheme = _scheme(url)
     if scheme == "db":
         broker: dict[str, Any] = {"BROKER": "django_workflows.broker.DatabaseBroker", "OPTIONS": {}}
     elif scheme in ("redis", "rediss"):
+        _need("redis", "redis", url)
         broker = _redis(url)
     elif scheme in ("amqp", "amqps"):
+        _need("pika", "rabbitmq", url)
         broker = _rabbitmq(url)
     else:
         raise ImproperlyConfigured(
-            f"The broker URL {_without_password(url)!r} has the unknown scheme {scheme!r}. "
+            f"The broker URL {without_password(url)!r} has the unknown scheme {scheme!r}. "
             f"Use db://, redis://, rediss://, amqp:// or amqps://."
         )
     return {**broker, "MIDDLEWARE": list(MIDDLEWARE)}
@@ -61,10 +68,19 @@ def _scheme(url: str) -> str:
         _ = parts.port
     except ValueError:
         raise ImproperlyConfigured(
-            f"The broker URL {_without_password(url)!r} cannot be read. The port must be a number, "
+            f"The broker URL {without_password(url)!r} cannot be read. The port must be a number, "
             f"and special characters of the user and the password percent-encoded."
         ) from None  # whose text may be a part of the password
     return parts.scheme
+
+
+def _need(package: str, extra: str, url: str) -> None:
+    """Raises `ImproperlyConfigured` when the package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ImproperlyConfigured(
+            f"The broker URL {without_password(url)!r} needs the package {package}: "
+            f"pip install 'django-workflows[{extra}]'."
+        )
 
 
 def _redis(url: str) -> dict[str, Any]:
@@ -102,7 +118,7 @@ def _with_defaults(url: str, options: dict[str, Any]) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc or "localhost", query=urlencode(query)))
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """As it may be shown: no password, however badly encoded, and no query."""
     return re.sub(r"://([^:@]*):.*@", r"://\1:***@", url, flags=re.DOTALL).partition("?")[0]
 
@@ -239,6 +255,8 @@ class _DatabaseConsumer(Consumer):
 
 def _closed(error: Exception) -> ConnectionClosed:
     """What Dramatiq takes as a reason to start the consumer again in a moment."""
+    if is_unmigrated(error):
+        error = type(error)(refusal(error))
     return ConnectionClosed(error)  # type: ignore[no-untyped-call]
 
 

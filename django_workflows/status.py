@@ -26,7 +26,7 @@ from django_workflows.statements import LONGEST_SECOND_LOOK, TABLE
 #: Rows that are counted; of more, the number is an estimate, or a minimum.
 BOUND = 10_000
 #: Rows of one bar of a chart that are counted; of more, the rate at its beginning is drawn on.
-BAR_BOUND = 300
+BAR_BOUND = 10_000
 MINUTES = 30
 HOURS = 24
 #: A delivery that has been due for longer is overdue.

@@ -310,6 +310,7 @@ def test_nothing_is_asked_where_nothing_fits(admin_client: Client) -> None:
     response = select(admin_client, DELIVERIES, "replay_selected", [handled.pk])
 
     assert "Only failed, ignored and cancelled deliveries can be replayed." in response.text
+    assert "Make due now brings it forward." in response.text
 
 
 def test_what_happened_between_is_said(admin_client: Client) -> None:
@@ -320,6 +321,7 @@ def test_what_happened_between_is_said(admin_client: Client) -> None:
     response = confirm(admin_client, asked)
 
     assert "Only failed, ignored and cancelled deliveries can be replayed." in response.text
+    assert "Make due now brings it forward." in response.text
     assert not LogEntry.objects.exists()
 
 

@@ -374,6 +374,29 @@ def test_a_broker_url_that_makes_no_sense_is_an_error_without_its_password(
 
 
 @pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("redis://me:secret@host", "redis", "redis"), ("amqp://me:secret@host", "pika", "rabbitmq")],
+)
+def test_a_broker_whose_package_is_missing_says_what_to_install(
+    url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(ImproperlyConfigured) as raised:
+        dramatiq_settings(url)
+
+    assert str(raised.value) == (
+        f"The broker URL {url.replace('secret', '***')!r} needs the package {package}: "
+        f"pip install 'django-workflows[{extra}]'."
+    )
+
+
+def test_no_broker_url_at_all_is_an_error_in_one_sentence() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"The broker URL is None: give a text such as"):
+        dramatiq_settings(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("url", "begins"),
     [
         ("redis://", "redis://localhost?"),

@@ -273,6 +273,15 @@ class TestCharts:
         assert busy.handled.is_estimate
         assert 55 <= busy.handled.value <= 70
 
+    def test_a_burst_at_the_start_of_a_minute_is_counted(self) -> None:
+        start = timezone.now().replace(second=0, microsecond=0) - 5 * MINUTE
+        for number in range(400):
+            handled(start + timedelta(milliseconds=number))
+
+        burst = next(bar for bar in overview().minutes if bar.start == start)
+
+        assert burst.handled == Figure(400)
+
 
 class TestWorkers:
     def test_those_seen_lately_work(self) -> None:
@@ -345,6 +354,8 @@ class TestTheCommand:
 
         assert "2 d 3 h" in text
         assert "3 min 4 s" in text
+        assert "tests.print" in text  # every handler, though it has nothing to do
+        assert "minute, so far" in text
         assert "1 worker process and 1 that look for what is due, on 1 machine." in text
 
     def test_json_is_for_programs(self) -> None:

@@ -67,7 +67,10 @@ REPLAY = Act(
         "%(count)d delivery will be handled again.",
         "%(count)d deliveries will be handled again.",
     ),
-    none_fits=_("Only failed, ignored and cancelled deliveries can be replayed."),
+    none_fits=_(
+        "Only failed, ignored and cancelled deliveries can be replayed. What is pending will be "
+        "tried again by itself; Make due now brings it forward."
+    ),
     log_message="Replayed.",
     columns=COLUMNS,
 )

@@ -14,6 +14,7 @@ from django_workflows.cancelling import cancel_instance, children_of
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.management.output import new_table, show
 from django_workflows.models import LIVE, WorkflowState
+from django_workflows.tables import refusal
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Command(BaseCommand):
             live = [one for one in found if one.instance.is_live]
             cancelled = [family for one in live if (family := cancel(one, options))]
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip()) from error
+            raise CommandError(refusal(error)) from error
         ended = [one for one in found if not one.instance.is_live]
         self.report([one for family in cancelled for one in family], ended, options)
 

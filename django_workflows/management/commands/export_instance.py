@@ -11,6 +11,7 @@ from django_workflows.exporting import as_text, export
 from django_workflows.management.commands.replay_messages import a_uuid
 from django_workflows.management.naming import the_workflow
 from django_workflows.models import WorkflowState, WorkflowStateQuerySet
+from django_workflows.tables import refusal
 
 Found = tuple[WorkflowDefinition, WorkflowState]
 
@@ -34,7 +35,7 @@ class Command(BaseCommand):
             definition, instance = the_instance(options["id"], options["workflow"])
             exported = export(definition, instance, unmasked=options["unmasked"])
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip()) from error
+            raise CommandError(refusal(error)) from error
         text = as_text({"django_workflows": __version__, **exported})
         if options["unmasked"]:
             self.stderr.write("What is sensitive is not masked: mind who reads it.")

@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from django_workflows.management.naming import the_workflow
 from django_workflows.management.output import console_of, new_table, show
 from django_workflows.pruning import BATCH, Pruned, Terms, prune
+from django_workflows.tables import refusal
 
 
 class Command(BaseCommand):
@@ -64,7 +65,7 @@ class Command(BaseCommand):
         try:
             pruned = self.prune(terms, options)
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip()) from error
+            raise CommandError(refusal(error)) from error
         self.report(pruned, options)
 
     def prune(self, terms: Terms, options: dict[str, Any]) -> Pruned:

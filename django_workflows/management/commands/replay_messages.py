@@ -27,6 +27,7 @@ from django_workflows.replaying import (
     replayable,
     select,
 )
+from django_workflows.tables import refusal
 
 #: Handler, message and status of deliveries, and how many have them.
 Groups = Counter[tuple[str, str, str]]
@@ -41,7 +42,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "ids", nargs="*", type=a_uuid, metavar="ID", help="Deliveries, whatever their status."
+            "ids",
+            nargs="*",
+            type=a_uuid,
+            metavar="ID",
+            help="Deliveries that failed, or were ignored or cancelled.",
         )
         parser.add_argument(
             "--status",
@@ -103,7 +108,7 @@ class Command(BaseCommand):
         except WorkflowsError as error:
             raise CommandError(str(error)) from error
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip()) from error
+            raise CommandError(refusal(error)) from error
         self.report(groups, skipped, options)
 
     def replay(self, deliveries: Deliveries, options: dict[str, Any]) -> Groups:
@@ -166,6 +171,11 @@ class Command(BaseCommand):
             show(self, table, options)
         for delivery_id, status in skipped:
             self.stdout.write(f"{delivery_id} is {status}, so it was left alone.")
+        if any(status == Status.PENDING for _id, status in skipped):
+            self.stdout.write(
+                "What is pending will be tried again by itself; Make due now, in the admin, "
+                "brings it forward."
+            )
 
 
 FILTERS = ("ids", "status", "message", "handler", "workflow", "instance", "error", "group")

@@ -9,6 +9,7 @@ from django_workflows import graph
 from django_workflows.declarations import WorkflowDefinition
 from django_workflows.errors import WorkflowsError
 from django_workflows.models import WorkflowState
+from django_workflows.tables import refusal
 
 FORMATS = {
     "mermaid": graph.as_mermaid,
@@ -40,7 +41,7 @@ class Command(BaseCommand):
         except WorkflowsError as error:
             raise CommandError(str(error)) from error
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip()) from error
+            raise CommandError(refusal(error)) from error
         if options["output"] is None:
             self.stdout.write(drawn, ending="")
             return

@@ -22,6 +22,7 @@ from django_workflows.status import (
     Workflow,
     overview,
 )
+from django_workflows.tables import refusal
 
 
 class Command(BaseCommand):
@@ -83,7 +84,7 @@ class Command(BaseCommand):
                 overdue_after=options["overdue_after"],
             )
         except DatabaseError as error:
-            raise CommandError(f"The database refused: {error}".strip(), returncode=2) from error
+            raise CommandError(refusal(error), returncode=2) from error
         beyond = list(limits_passed(seen, options))
         if options["json"]:
             self.stdout.write(json.dumps(as_json(seen, beyond)))
@@ -228,9 +229,7 @@ def backlog_table(seen: Overview) -> Table:
         table.add_column(kind, justify="right")
     table.add_column("oldest due for", justify="right")
     rows: list[tuple[str, Backlog]] = [
-        (recipient.name, recipient.backlog)
-        for recipient in (*seen.workflows, *seen.handlers)
-        if isinstance(recipient, Workflow) or recipient.backlog != Backlog()
+        (recipient.name, recipient.backlog) for recipient in (*seen.workflows, *seen.handlers)
     ]
     for name, backlog in (*rows, ("together", seen.backlog)):
         figures = (shown(getattr(backlog, kind)) for kind in KINDS)
@@ -243,9 +242,10 @@ def rates_table(seen: Overview) -> Table:
     for name in ("handled", "failed"):
         table.add_column(name, justify="right")
     for title, bars in (
-        ("5 minutes", seen.minutes[-6:-1]),
-        (f"{len(seen.minutes) - 1} minutes", seen.minutes[:-1]),
-        (f"{len(seen.hours) - 1} hours", seen.hours[:-1]),
+        ("minute, so far", seen.minutes[-1:]),
+        ("5 full minutes", seen.minutes[-6:-1]),
+        (f"{len(seen.minutes) - 1} full minutes", seen.minutes[:-1]),
+        (f"{len(seen.hours) - 1} full hours", seen.hours[:-1]),
     ):
         handled = sum((bar.handled for bar in bars), Figure())
         table.add_row(title, str(handled), str(sum((bar.failed for bar in bars), Figure())))

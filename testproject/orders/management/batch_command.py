@@ -78,13 +78,20 @@ class BatchCommand(BaseCommand):
             self.stdout.write(json.dumps(summary))
         else:
             self.print(_table(summary), options)
+            self.stdout.write(_in_words(summary))
 
-    def fail_if_unfinished(self, summary: dict[str, Any], options: dict[str, Any]) -> None:
+    def fail_if_unfinished(
+        self,
+        summary: dict[str, Any],
+        options: dict[str, Any],
+        hint: str = "is a worker running (python manage.py rundramatiq)?",
+    ) -> None:
+        """Raises `CommandError`; the hint says where else to look."""
         if unfinished := summary["unfinished"]:
             raise CommandError(
                 f"{unfinished} of {summary['orders']} orders have not ended within "
                 f"{options['timeout']} seconds. The admin's list of deliveries says what waits or "
-                f"failed; is a worker running (python manage.py rundramatiq)?"
+                f"failed; {hint}"
             )
 
     def print(self, renderable: Any, options: dict[str, Any]) -> None:
@@ -109,6 +116,17 @@ def _console(options: dict[str, Any]) -> Console:
     return Console(no_color=options["no_color"] or None)
 
 
+def _in_words(summary: dict[str, Any]) -> str:
+    """The one sentence: "100 of 100 orders are accounted for: 94 completed, 6 declined."."""
+    orders = summary["orders"]
+    names = ("completed", "declined", "compensated")
+    ended = ", ".join(f"{summary[name]:,} {name}" for name in names if summary[name])
+    return (
+        f"{orders - summary['unfinished']:,} of {orders:,} orders are accounted for"
+        f"{': ' if ended else ''}{ended}."
+    )
+
+
 def _table(summary: dict[str, Any]) -> Table:
     table = Table("what", "figure", title=f"{summary['orders']} orders")
     table.columns[1].justify = "right"
@@ -126,5 +144,7 @@ def _table(summary: dict[str, Any]) -> Table:
     table.add_row("seconds", f"{summary['seconds']:,.1f}")
     table.add_row("deliveries per second", f"{summary['deliveries_per_second']:,.1f}")
     for name, latency in summary["latency_ms"].items():
-        table.add_row(f"ms from placed to completed, {name}", f"{latency or 0:,.0f}")
+        table.add_row(
+            f"ms from placed to completed, {name}", "–" if latency is None else f"{latency:,.0f}"
+        )
     return table

@@ -1,11 +1,21 @@
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
+from django_workflows.broker import without_password
 from testproject.orders.management.batch_command import BatchCommand, at_least_one
 from testproject.worker import running_worker
+
+
+def python() -> str:
+    """This interpreter as it is typed here: relative where it lies below."""
+    path, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 class Command(BatchCommand):
@@ -31,14 +41,20 @@ class Command(BatchCommand):
             batch = self.new_batch(options["orders"], options)
             summary = self.follow(batch, options, check=worker.check_running)
         self.report(summary, options)
+        manage = f"{python()} manage.py"
         if not options["json"]:
             self.stdout.write(
                 f"The worker's log is {worker.log}. To look at what is left in the admin:\n\n"
-                f"  python manage.py createsuperuser\n"
-                f"  python manage.py runserver\n\n"
+                f"  {manage} createsuperuser\n"
+                f"  {manage} runserver\n\n"
                 f"and open http://127.0.0.1:8000/admin/"
             )
-        self.fail_if_unfinished(summary, options)
+        self.fail_if_unfinished(
+            summary,
+            options,
+            hint=f"the worker's log is {worker.log}, and BROKER_URL is "
+            f"{without_password(settings.BROKER_URL)!r}: is that broker there?",
+        )
 
     def refuse_memory(self) -> None:
         if settings.DATABASES["default"]["NAME"] == ":memory:":
