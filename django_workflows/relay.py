@@ -14,6 +14,7 @@ from django.db import close_old_connections, transaction
 from django_workflows import conf, observing, outbox, registry, signals, statements, telling
 from django_workflows.models import Delivery, Status
 from django_workflows.statements import Taken
+from django_workflows.tables import is_unmigrated, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +122,13 @@ def run(stop: threading.Event) -> None:
             if is_down:
                 logger.info("The relay works again.")
             is_down = False
-        except Exception:
-            log = logger.debug if is_down else logger.exception
-            log("The relay could not hand over deliveries; it goes on trying.")
+        except Exception as error:
+            said = "The relay could not hand over deliveries; it goes on trying."
+            if is_unmigrated(error) and not is_down:
+                logger.error("%s %s", said, refusal(error))
+            else:
+                log = logger.debug if is_down else logger.exception
+                log(said)
             is_down = True
         close_old_connections()
         if count < conf.current().RELAY_BATCH:

@@ -8,7 +8,8 @@ MIGRATE = "Run 'python manage.py migrate'."
 def refusal(error: Exception) -> str:
     """The sentence for who ran a command, with the remedy where it is known."""
     said = f"The database refused: {error}".strip()
-    return f"{said.rstrip('.')}. {MIGRATE}" if is_unmigrated(error) else said
+    # Postgres adds lines that show the statement.
+    return f"{said.splitlines()[0].rstrip('.')}. {MIGRATE}" if is_unmigrated(error) else said
 
 
 def is_unmigrated(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from django_workflows import clock, outbox
 from django_workflows.models import Worker
 from django_workflows.stale import close_stale_connections
+from django_workflows.tables import is_unmigrated, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,12 @@ class Presence:
         self.next_at = time.monotonic() + EVERY.total_seconds()
         try:
             self._write()
-        except Exception:
-            logger.warning("It could not be noted that this worker is there.", exc_info=True)
+        except Exception as error:
+            said = "It could not be noted that this worker is there."
+            if is_unmigrated(error):
+                logger.warning("%s %s", said, refusal(error))
+            else:
+                logger.warning(said, exc_info=True)
 
     def _write(self) -> None:
         connection = outbox.database()

@@ -78,7 +78,8 @@ class BatchCommand(BaseCommand):
             self.stdout.write(json.dumps(summary))
         else:
             self.print(_table(summary), options)
-            self.stdout.write(_in_words(summary))
+            if options.get("wait", True):  # else hardly any can have ended
+                self.stdout.write(in_words(summary))
 
     def fail_if_unfinished(
         self,
@@ -116,7 +117,7 @@ def _console(options: dict[str, Any]) -> Console:
     return Console(no_color=options["no_color"] or None)
 
 
-def _in_words(summary: dict[str, Any]) -> str:
+def in_words(summary: dict[str, Any]) -> str:
     """The one sentence: "100 of 100 orders are accounted for: 94 completed, 6 declined."."""
     orders = summary["orders"]
     names = ("completed", "declined", "compensated")
@@ -144,7 +145,6 @@ def _table(summary: dict[str, Any]) -> Table:
     table.add_row("seconds", f"{summary['seconds']:,.1f}")
     table.add_row("deliveries per second", f"{summary['deliveries_per_second']:,.1f}")
     for name, latency in summary["latency_ms"].items():
-        table.add_row(
-            f"ms from placed to completed, {name}", "–" if latency is None else f"{latency:,.0f}"
-        )
+        figure = "\N{EN DASH}" if latency is None else f"{latency:,.0f}"
+        table.add_row(f"ms from placed to completed, {name}", figure)
     return table
