@@ -28,3 +28,21 @@ def stored(**fields: Any) -> Delivery:
         **fields,
     }
     return Delivery.objects.create(**given)
+
+
+def many_failed(number: int, **fields: Any) -> None:
+    """So many rows that failed, alike but for their ids."""
+    template = stored(**fields)
+    template.delete()
+    rows = [
+        Delivery(
+            **{
+                field.attname: getattr(template, field.attname)
+                for field in Delivery._meta.concrete_fields
+                if field.attname not in ("id", "message_id")
+            },
+            message_id=uuid7(),
+        )
+        for _ in range(number)
+    ]
+    Delivery.objects.bulk_create(rows, batch_size=500)

@@ -19,7 +19,7 @@ from django_workflows.models import Delivery, Lifecycle, Status
 from tests.delivering import deliver_due, delivery_of
 from tests.models import InvoiceState, Note, TallyState
 from tests.pages import buttons_on, confirm, press, select, submit
-from tests.stored import stored
+from tests.stored import many_failed, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -384,23 +384,6 @@ def test_children_are_cancelled_if_that_is_asked(
 
 
 # Many, in parts
-
-
-def many_failed(number: int, **fields: Any) -> None:
-    template = stored(**fields)
-    template.delete()
-    rows = [
-        Delivery(
-            **{
-                field.attname: getattr(template, field.attname)
-                for field in Delivery._meta.concrete_fields
-                if field.attname not in ("id", "message_id")
-            },
-            message_id=uuid4(),
-        )
-        for _ in range(number)
-    ]
-    Delivery.objects.bulk_create(rows, batch_size=500)
 
 
 def test_ten_thousand_are_replayed_in_parts_each_once_though_interrupted_and_repeated(

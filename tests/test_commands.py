@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
@@ -38,7 +39,7 @@ from tests.concurrency import wait_until
 from tests.delivering import deliver_due, delivery_of
 from tests.models import Note, ParcelState
 from tests.processes import ROOT, environment
-from tests.stored import stored
+from tests.stored import many_failed, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -86,6 +87,25 @@ class TestReplay:
         assert (failed, result["replayed"]) == (Status.FAILED, 1)
         assert delivery_of(PrintLabel).status == Status.HANDLED
         assert Note.objects.count() == 1
+
+    @pytest.mark.usefixtures("own_registry")
+    def test_ten_thousand_are_replayed_each_once_though_interrupted_and_repeated(self) -> None:
+        handled: Counter[Any] = Counter()
+
+        @handles(PrintLabel, name="tests.print_label")
+        def print_label(message: PrintLabel, context: HandlerContext) -> None:
+            handled[context.delivery_id] += 1
+
+        many_failed(10_000, message_name="tests.PrintLabel", handler="tests.print_label", body="{}")
+
+        first = replay("--handler", "tests.print_label", "--limit", "3000")
+        rest = replay("--handler", "tests.print_label")
+        again = replay("--handler", "tests.print_label")
+        deliver_due(rounds=500)
+
+        assert [run["replayed"] for run in (first, rest, again)] == [3_000, 7_000, 0]
+        assert len(handled) == 10_000
+        assert set(handled.values()) == {1}
 
     def test_without_a_status_only_what_failed_is_replayed(self) -> None:
         failed, ignored = stored(), stored(status=Status.IGNORED)
