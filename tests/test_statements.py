@@ -217,9 +217,9 @@ END = """
 CANCEL = """
     UPDATE "django_workflows_delivery" SET status = 'cancelled', reason = %(reason)s,
     relay_at = NULL, ended_at = statement_timestamp()
-    WHERE (instance_id = %(instance_id)s AND handler = ANY(%(workflows)s)
-    AND sender_instance_id = %(instance_id)s AND sender = ANY(%(workflows)s)
-    AND status IN ('pending', 'running') AND NOT (id = ANY(%(kept)s)) )
+    WHERE (sender_instance_id = %(instance_id)s AND sender = ANY(%(workflows)s)
+    AND handler = ANY(%(workflows)s) AND instance_id = %(instance_id)s
+    AND status IN ('pending', 'running') AND NOT (id = ANY(%(kept)s)))
     OR (sender_instance_id = %(instance_id)s AND status = 'noted') RETURNING id
 """
 INSERT = """
