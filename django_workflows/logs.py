@@ -38,9 +38,9 @@ class DeliveryFilter(logging.Filter):
     a format string can name them.
     """
 
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+    def filter(self, record: logging.LogRecord) -> bool:
         facts = facts_now()
         for name in FACTS:
             if not hasattr(record, name):
                 setattr(record, name, facts.get(name))
-        return super().filter(record)
+        return bool(super().filter(record))
