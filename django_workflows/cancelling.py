@@ -20,7 +20,6 @@ from django_workflows.models import (
     Lifecycle,
     Status,
     WorkflowState,
-    WorkflowStateQuerySet,
 )
 from django_workflows.outbox import Origin
 
@@ -37,11 +36,11 @@ def cancel_instance(instance: WorkflowState, *, reason: str = "", cascade: bool 
     connection = outbox.database()
     with transaction.atomic(connection.alias), connection.cursor() as cursor:
         now = clock.read(connection)
-        live = _instances(type(instance)).filter(pk=instance.pk, lifecycle__in=LIVE)
+        live = outbox.instances(type(instance)).filter(pk=instance.pk, lifecycle__in=LIVE)
         if not live.update(lifecycle=Lifecycle.CANCELLED, ended_at=now):
             return False
         _cancel_deliveries(definition, instance, reason or "Its instance was cancelled.", now)
-        ended = _instances(type(instance)).get(pk=instance.pk)
+        ended = outbox.instances(type(instance)).get(pk=instance.pk)
         telling.tell_starter(cursor, definition, ended, Origin(sender=definition.name))
         if cascade:
             _cancel_starts(definition, instance, reason or "Its sender was cancelled.", now)
@@ -97,7 +96,7 @@ def children_of(definition: WorkflowDefinition, instance: WorkflowState) -> list
     return [
         child
         for other in registry.current().workflows
-        for child in _instances(other.state).filter(
+        for child in outbox.instances(other.state).filter(
             starter_id=instance.pk, starter_workflow__in=definition.names, lifecycle__in=LIVE
         )
     ]
@@ -138,10 +137,6 @@ def _cancel_starts(
         status__in=UNENDED,
         relay_at__isnull=False,  # as in the index of what has not ended
     ).update(status=Status.CANCELLED, reason=reason, relay_at=None, ended_at=now)
-
-
-def _instances(state: type[WorkflowState]) -> Any:
-    return WorkflowStateQuerySet(state, using=outbox.database().alias)
 
 
 def _definition_of(state: type[WorkflowState]) -> WorkflowDefinition:

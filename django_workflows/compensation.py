@@ -23,7 +23,6 @@ from django_workflows.models import (
     Lifecycle,
     Status,
     WorkflowState,
-    WorkflowStateQuerySet,
 )
 from django_workflows.statements import NewDelivery
 
@@ -39,7 +38,7 @@ def note(cursor: CursorWrapper, notes: Sequence[NewDelivery], version: int) -> N
 def forget(ids: Sequence[UUID]) -> None:
     """Drop notes of a step that has discarded what it did."""
     if ids:
-        _deliveries().filter(pk__in=ids, status=Status.NOTED).delete()
+        outbox.deliveries().filter(pk__in=ids, status=Status.NOTED).delete()
 
 
 def is_noted(instance: WorkflowState) -> bool:
@@ -67,7 +66,7 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
     workflow.
     """
     state = _state_of(delivery)
-    undoing = _instances(state).filter(
+    undoing = outbox.instances(state).filter(
         pk=delivery.sender_instance_id,
         lifecycle__in=(Lifecycle.COMPENSATING, Lifecycle.FAILED),
     )
@@ -81,7 +80,7 @@ def carry_on(delivery: Delivery) -> WorkflowState | None:
         return None
     now = clock.read(outbox.database())
     if undoing.update(lifecycle=Lifecycle.COMPENSATED, ended_at=now):
-        ended: WorkflowState = _instances(state).get(pk=delivery.sender_instance_id)
+        ended: WorkflowState = outbox.instances(state).get(pk=delivery.sender_instance_id)
         return ended
     return None
 
@@ -92,7 +91,7 @@ def lock(delivery: Delivery) -> None:
     Not of a workflow that this process does not have: what is to be recorded must be all the same.
     """
     with suppress(UnknownName):
-        rows = _instances(_state_of(delivery)).filter(pk=delivery.sender_instance_id)
+        rows = outbox.instances(_state_of(delivery)).filter(pk=delivery.sender_instance_id)
         list(rows.select_for_update())
 
 
@@ -106,29 +105,23 @@ def stop(delivery: Delivery) -> None:
     except UnknownName:
         logger.exception("The instance of a failed undo command cannot be marked as failed.")
         return
-    _instances(state).filter(
+    outbox.instances(state).filter(
         pk=delivery.sender_instance_id, lifecycle=Lifecycle.COMPENSATING
     ).update(lifecycle=Lifecycle.FAILED)
 
 
 def _is_undoing(delivery: Delivery) -> bool:
     """Whether another undo command of the instance is still to be handled."""
-    others = _deliveries().filter(
+    others = outbox.deliveries().filter(
         sender_instance_id=delivery.sender_instance_id, undoes=True, status__in=UNENDED
     )
     return bool(others.exclude(pk=delivery.pk).exists())
 
 
 def _notes_of(instance_id: Any) -> Any:
-    return _deliveries().filter(sender_instance_id=instance_id, undoes=True, status=Status.NOTED)
-
-
-def _deliveries() -> Any:
-    return Delivery.objects.using(outbox.database().alias)
-
-
-def _instances(state: type[WorkflowState]) -> Any:
-    return WorkflowStateQuerySet(state, using=outbox.database().alias)
+    return outbox.deliveries().filter(
+        sender_instance_id=instance_id, undoes=True, status=Status.NOTED
+    )
 
 
 def _state_of(delivery: Delivery) -> type[WorkflowState]:

@@ -16,7 +16,7 @@ from django.db.backends.utils import CursorWrapper
 from django_workflows import outbox, statements
 from django_workflows.declarations import Join, Step, WorkflowDefinition
 from django_workflows.messages import Message, from_json
-from django_workflows.models import Delivery, Status, WorkflowState
+from django_workflows.models import Status, WorkflowState
 from django_workflows.notices import JoinComplete
 from django_workflows.outbox import Origin, Terms
 
@@ -87,14 +87,10 @@ def _notice_id(step: Step, instance: WorkflowState) -> UUID:
 def _arrivals(
     definition: WorkflowDefinition, step: Step, join: Join, instance: WorkflowState
 ) -> Any:
-    return _deliveries().filter(
+    return outbox.deliveries().filter(
         instance_id=instance.pk,
         handler__in=definition.names,
         step=step.name,
         status=Status.HANDLED,
         message_name__in=[name for m in join.messages for name in m.stored_names()],
     )
-
-
-def _deliveries() -> Any:
-    return Delivery.objects.using(outbox.database().alias)

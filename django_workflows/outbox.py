@@ -29,7 +29,7 @@ from django_workflows.errors import (
     WrongVerb,
 )
 from django_workflows.messages import Command, Event, Message, to_json
-from django_workflows.models import Delivery
+from django_workflows.models import Delivery, WorkflowState, WorkflowStateQuerySet
 from django_workflows.statements import NewDelivery
 
 logger = logging.getLogger(__name__)
@@ -245,6 +245,16 @@ def second_look() -> timedelta:
 def database() -> BaseDatabaseWrapper:
     """This thread's connection to the database that the deliveries are in."""
     return connections[router.db_for_write(Delivery)]
+
+
+def deliveries() -> Any:
+    """The deliveries, read where they are written."""
+    return Delivery.objects.using(database().alias)
+
+
+def instances(state: type[WorkflowState]) -> Any:
+    """The instances of a state, read and written there too; an update moves their version on."""
+    return WorkflowStateQuerySet(state, using=database().alias)
 
 
 def recipients_of(message: Message) -> tuple[Recipient, ...]:

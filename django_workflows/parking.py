@@ -44,7 +44,7 @@ def park(delivery: Delivery, key: str, how_long: wait) -> bool:
     """Let a running delivery wait under the key. False: it is no longer ours."""
     until = clock.read(outbox.database()) + how_long.limit
     return bool(
-        _deliveries()
+        outbox.deliveries()
         .filter(pk=delivery.pk, status=Status.RUNNING, claims=delivery.claims)
         .update(
             status=Status.PENDING,
@@ -76,7 +76,7 @@ def let_go(keys: Sequence[str]) -> None:
     if not keys:
         return
     now = clock.read(outbox.database())
-    waiting = _deliveries().filter(waits_for__in=keys, status=Status.PENDING)
+    waiting = outbox.deliveries().filter(waits_for__in=keys, status=Status.PENDING)
     by_queue: dict[str, list[UUID]] = defaultdict(list)
     for pk, queue in waiting.values_list("pk", "queue"):
         by_queue[queue].append(pk)
@@ -90,7 +90,3 @@ def _value(instance: WorkflowState, field_name: str) -> Any:
     field: Any = instance._meta.get_field(field_name)
     value = getattr(instance, field.attname)
     return field.to_python(value) if not field.is_relation else value
-
-
-def _deliveries() -> Any:
-    return Delivery.objects.using(outbox.database().alias)

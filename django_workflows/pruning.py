@@ -23,7 +23,6 @@ from django_workflows.models import (
     Delivery,
     Status,
     WorkflowState,
-    WorkflowStateQuerySet,
 )
 
 #: Instances, or deliveries, of one transaction.
@@ -118,7 +117,7 @@ def _prune_instances(
     cutoff = terms.cutoff(now, workflow)
     if cutoff is None:
         return
-    ended = _instances(workflow.state).filter(
+    ended = outbox.instances(workflow.state).filter(
         ended_at__lt=cutoff, pk__lt=clock.first_id_at(cutoff + SKEW)
     )
     page = ended.exclude(lifecycle__in=LIVE).order_by("pk")
@@ -170,7 +169,7 @@ def _prune_each(workflow: WorkflowDefinition, ids: Sequence[UUID], terms: Terms)
         deliveries = theirs.count() if free else 0
     else:
         deliveries, _per_model = theirs.delete() if free else (0, {})
-        _instances(workflow.state).filter(pk__in=free).delete()
+        outbox.instances(workflow.state).filter(pk__in=free).delete()
     gone.instances[workflow.name] += len(free)
     gone.deliveries[workflow.name] += deliveries
     return gone
@@ -292,12 +291,12 @@ def _without_kept(rows: Sequence[_Row]) -> list[_Row]:
     there = {
         (state, pk)
         for state, ids in reached.items()
-        for pk in _instances(state).filter(pk__in=ids).values_list("pk", flat=True)
+        for pk in outbox.instances(state).filter(pk__in=ids).values_list("pk", flat=True)
     }
     live = {
         (state, pk)
         for state, ids in sent.items()
-        for pk in _instances(state)
+        for pk in outbox.instances(state)
         .filter(pk__in=ids, lifecycle__in=LIVE)
         .values_list("pk", flat=True)
     }
@@ -339,7 +338,3 @@ def _batch() -> Any:
 
 def _deliveries() -> Any:
     return Delivery._base_manager.using(outbox.database().alias)
-
-
-def _instances(state: type[WorkflowState]) -> Any:
-    return WorkflowStateQuerySet(state, using=outbox.database().alias)

@@ -24,7 +24,6 @@ from django_workflows.models import (
     Delivery,
     Status,
     WorkflowState,
-    WorkflowStateQuerySet,
 )
 from django_workflows.notices import CommandFailed, JoinComplete
 
@@ -321,7 +320,7 @@ def relatives_of(instance: WorkflowState) -> list[Relative]:
     parts = []
     own = (_name_of(instance), *instance.workflow_aliases)
     for definition in registry.current().workflows:
-        rows = _instances(definition.state)
+        rows = outbox.instances(definition.state)
         related = {"child": rows.filter(starter_id=instance.pk, starter_workflow__in=own)}
         if instance.starter_id and instance.starter_workflow in definition.names:
             related["parent"] = rows.filter(pk=instance.starter_id)
@@ -397,10 +396,6 @@ def _first_of_each(rows: QuerySet[Delivery], *columns: str, order: str = "pk") -
         .filter(place__lte=LISTED)
         .order_by(order, "pk")
     )
-
-
-def _instances(state: type[WorkflowState]) -> Any:
-    return WorkflowStateQuerySet(state, using=outbox.database().alias)
 
 
 def _name_of(instance: WorkflowState) -> str:
